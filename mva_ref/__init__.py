@@ -1,0 +1,41 @@
+"""mva_ref: references and verification for MVA, linear attention with high-order query-key integration.
+
+    import mva_ref as mva
+    out = mva.gsa(q, k, v, g)        # Output(o, state, lse)
+
+One function per method, and `merge`, `weights`, `attention`, `methods`. Everything is loaded on first use: importing this
+module costs nothing, and never loads triton, transformers, hypothesis or matplotlib.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .api import (
+        abc, attention, gsa, gsa_sw, merge, metala, methods, mqva, mqvswa, mva, mva_sw, softmax, taylor, weights,
+    )
+    from .types import AbcState, ArgumentError, Output, SlotState, TaylorState, WindowState
+
+_API = (
+    "abc", "attention", "gsa", "gsa_sw", "merge", "metala", "methods", "mqva", "mqvswa", "mva", "mva_sw", "softmax", "taylor", "weights",
+)
+_TYPES = ("AbcState", "ArgumentError", "Output", "SlotState", "TaylorState", "WindowState")
+_MODULES = ("fast", "naive", "registry", "testing")
+
+__all__ = ["__version__", *_API, *_TYPES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _API:
+        return getattr(import_module(".api", __name__), name)
+    if name in _TYPES:
+        return getattr(import_module(".types", __name__), name)
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES])

@@ -1,0 +1,279 @@
+"""All argument checks, in one place, before any work. Each error names the argument, what it is and what was wanted.
+
+Checks that read values synchronise, so on a GPU they run only with check_finite=True, and never under compilation or capture.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .types import AbcState, ArgumentError, Output, SlotState, TaylorState, WindowState
+
+SHAPES = {
+    "q": "B T HQ D", "k": "B T H D", "v": "B T H V", "g": "B T H M", "g_levels": "L B T H M", "r": "B T HQ M", "s": "B T H M",
+    "low_query": "B T HQ M", "low_g": "B T H M", "key_mask": "B T",
+}
+BROADCAST = {"slot_bias": "B T HQ M", "hard_weight": "B T HQ", "branch_gate": "B T HQ"}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "residual": ("post", "pre"), "branches": ("shared", "separate", "gated"), "integration": ("soft", "hard"),
+}
+MOST_FEATURES = 2**22
+
+
+def fail(name: str, is_: str, wanted: str) -> None:
+    """Raise the one error every check raises."""
+    raise ArgumentError(f"{name}: {is_}; wanted {wanted}")
+
+
+def show(x: Any) -> str:
+    """A short description of an argument for an error message."""
+    if isinstance(x, Tensor):
+        return f"a {x.dtype} tensor of shape {list(x.shape)} on {x.device}"
+    return f"{type(x).__name__} {x!r}"[:120]
+
+
+def reads_values(x: Tensor, check_finite: bool) -> bool:
+    """May this check look at the numbers in x?"""
+    return (x.device.type == "cpu" or check_finite) and not torch.compiler.is_compiling()
+
+
+def _tensor(name: str, x: Any, shape: str, dims: dict[str, int], origin: dict[str, str]) -> None:
+    letters, kind = shape.split(), "bool" if name == "key_mask" else "floating"
+    wanted = f"a {kind} tensor [{', '.join(letters)}]"
+    if not isinstance(x, Tensor):
+        fail(name, f"is {show(x)}", wanted)
+    if (x.dtype != torch.bool) if kind == "bool" else not x.is_floating_point():
+        fail(name, f"is {show(x)}", wanted)
+    if x.ndim != len(letters):
+        fail(name, f"is {show(x)}", wanted)
+    for letter, size in zip(letters, x.shape, strict=True):
+        if letter in dims and dims[letter] != size:
+            fail(name, f"is {show(x)}, so {letter} = {size}", f"{wanted} with {letter} = {dims[letter]} as in {origin[letter]}")
+        if size == 0 and letter != "T":
+            fail(name, f"is {show(x)}, so {letter} = 0", f"{letter} >= 1")
+        dims.setdefault(letter, size)
+        origin.setdefault(letter, name)
+
+
+def _broadcast(name: str, x: Any, shape: str, dims: dict[str, int]) -> None:
+    target = [dims[letter] for letter in shape.split()]
+    levels = name == "slot_bias" and "L" in dims
+    wanted = f"a floating tensor broadcastable to [{', '.join(shape.split())}] = {target}" + (", with L first if it has 5 axes" if levels else "")
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        fail(name, f"is {show(x)}", wanted)
+    if levels and x.ndim == 5:
+        target = [dims["L"], *target]
+    try:
+        fits = list(torch.broadcast_shapes(x.shape, target)) == target
+    except RuntimeError:
+        fits = False
+    if not fits:
+        fail(name, f"is {show(x)}", wanted)
+
+
+def _integer(name: str, x: Any, least: int) -> None:
+    if isinstance(x, bool) or not isinstance(x, int) or x < least:
+        fail(name, f"is {show(x)}", f"an integer >= {least}")
+
+
+def _range(name: str, x: Tensor, ok: Callable[[Tensor], Tensor], wanted: str, check_finite: bool) -> None:
+    if reads_values(x, check_finite) and not bool(ok(x).all()):
+        bad = x[~ok(x)].flatten()[0].item()
+        fail(name, f"contains {bad}", wanted)
+
+
+def _packed(cu: Any, dims: dict[str, int]) -> int:
+    """Check cu_seqlens and return the number of sequences."""
+    wanted = "an int32 or int64 tensor [N + 1] that starts at 0, never decreases and ends at T, with B = 1"
+    if not isinstance(cu, Tensor) or cu.dtype not in (torch.int32, torch.int64) or cu.ndim != 1 or cu.numel() < 2:
+        fail("cu_seqlens", f"is {show(cu)}", wanted)
+    if dims["B"] != 1:
+        fail("cu_seqlens", f"comes with B = {dims['B']}", "B = 1: packed sequences lie one after the other along T")
+    ends = cu.tolist()
+    if ends[0] != 0 or ends[-1] != dims["T"] or any(b < a for a, b in zip(ends[:-1], ends[1:], strict=True)):
+        fail("cu_seqlens", f"is {ends} for T = {dims['T']}", wanted)
+    return len(ends) - 1
+
+
+def _perceptron(x: Any, args: dict[str, Any], dims: dict[str, int]) -> None:
+    if x is None:
+        return
+    if args["read"] != "sigmoid":
+        fail("perceptron", f"comes with read = {args['read']!r}", 'read = "sigmoid"')
+    if not isinstance(x, tuple) or len(x) != 2:
+        fail("perceptron", f"is {show(x)}", "a pair (W, a); either may be None")
+    M, HQ = dims["M"], dims["HQ"]
+    for name, part, tail in (("perceptron W", x[0], [M, M]), ("perceptron a", x[1], [M])):
+        if part is None:
+            continue
+        n = len(tail)
+        allowed = [tail, [HQ, *tail]] + ([[dims["L"], h, *tail] for h in (1, HQ)] if "L" in dims else [])
+        if not isinstance(part, Tensor) or not part.is_floating_point() or list(part.shape) not in allowed:
+            fail(name, f"is {show(part)}", f"a floating tensor of shape {' or '.join(map(str, allowed))}, {n} trailing axes of M")
+
+
+def _state(name: str, state: Any, args: dict[str, Any], dims: dict[str, int], N: int) -> None:
+    """Check a state against the shapes that this call would return."""
+    if state is None:
+        return
+    H, M, D, V, L = (dims.get(x, 0) for x in ("H", "M", "D", "V", "L"))
+    levels = [L] if name in ("mva", "mva_sw") else []
+    slots: dict[str, Any] = {
+        "K": None if name == "metala" else [N, *levels, H, M, D], "V": [N, *levels, H, M, V], "log_decay": [N, *levels, H, M],
+        "low_V": [N, H, M, V] if args.get("branches") == "separate" else None,
+    }
+    kinds: dict[str, tuple[type, dict[str, Any]]] = {
+        **dict.fromkeys(("metala", "gsa", "mva"), (SlotState, slots)),
+        "abc": (AbcState, {"K": [N, H, M, D], "V": [N, H, M, V], "z": [N, H, M]}),
+    }
+    if name == "taylor":
+        F = math.comb(D + args["order"], args["order"])
+        kinds[name] = TaylorState, {"S": [N, H, F, V], "z": [N, H, F], "key_sum": [N, H, D], "count": [N]}
+    if name in ("gsa_sw", "mva_sw"):
+        W, n = args["window"], args["sinks"]
+        kinds[name] = WindowState, {
+            "slots": slots, "k": [N, W, H, D], "v": [N, W, H, V], "g": [N, W, *levels, H, M],
+            "low_g": [N, W, H, M] if args.get("branches") == "separate" else None, "present": [N, W],
+            "sink_k": [N, n, H, D], "sink_v": [N, n, H, V], "sink_present": [N, n], "seen": [N], "written": [N],
+        }
+    kind, fields = kinds[name]
+    if not isinstance(state, kind):
+        fail("initial_state", f"is {show(state)}", f"a {kind.__name__}, as {name} returns with output_final_state=True")
+    _fields("initial_state", state, fields, args)
+
+
+def _fields(name: str, state: Any, fields: dict[str, Any], args: dict[str, Any]) -> None:
+    device = next(x.device for x in args.values() if isinstance(x, Tensor))
+    for key, shape in fields.items():
+        x, where = getattr(state, key), f"{name}.{key}"
+        if isinstance(shape, dict):
+            if not isinstance(x, SlotState):
+                fail(where, f"is {show(x)}", "a SlotState")
+            _fields(where, x, shape, args)
+        elif key == "log_decay" and x is None:
+            if args.get("slot_bias") == "mass":
+                fail(where, "is None", 'the total log decay of every slot, which slot_bias = "mass" needs')
+        elif shape is None:
+            if x is not None:
+                fail(where, f"is {show(x)}", "None for these options")
+        elif not isinstance(x, Tensor) or list(x.shape) != shape or x.device != device:
+            fail(where, f"is {show(x)}", f"a tensor of shape {shape} on {device}")
+        elif x.is_floating_point() and x.dtype not in (torch.float32, torch.float64):
+            fail(where, f"is {show(x)}", "float32 or float64: states are never kept in a half type")
+
+
+def check(name: str, inputs: tuple[str, ...], args: dict[str, Any], check_finite: bool) -> None:
+    """Check every argument of one method; `args` holds all of them by name, defaults included."""
+    dims: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    for key in [*inputs, *(x for x in SHAPES if x in args and x not in inputs)]:
+        if key in inputs or args[key] is not None:
+            _tensor(key, args[key], SHAPES[key], dims, origin)
+    dims.setdefault("HQ", dims["H"])
+    if dims["HQ"] % dims["H"]:
+        fail(inputs[0], f"has HQ = {dims['HQ']} query heads for H = {dims['H']} KV heads", "HQ a multiple of H")
+    for key, letters in BROADCAST.items():
+        if args.get(key) is not None and not isinstance(args[key], str):
+            _broadcast(key, args[key], letters, dims)
+
+    first = args[inputs[0]]
+    for key, x in args.items():
+        if isinstance(x, Tensor) and key != "cu_seqlens" and x.device != first.device:
+            fail(key, f"is on {x.device}", f"{first.device}, where {inputs[0]} is")
+        if key in ("k", "v") and x.dtype != first.dtype:
+            fail(key, f"is {x.dtype}", f"{first.dtype}, the dtype of {inputs[0]}")
+    for key in ("g", "g_levels", "low_g"):
+        if args.get(key) is not None:
+            _range(key, args[key], lambda x: x <= 0, "natural-log decays in [-inf, 0]", check_finite)
+    for key in ("hard_weight", "branch_gate"):
+        if args.get(key) is not None:
+            _range(key, args[key], lambda x: (x >= 0) & (x <= 1), "a probability in [0, 1], not a logit", check_finite)
+    if isinstance(args.get("slot_bias"), Tensor):
+        _range("slot_bias", args["slot_bias"], lambda x: x < math.inf, "log weights in [-inf, inf)", check_finite)
+    if check_finite:
+        for key in ("q", "k", "v", "r", "low_query"):
+            if args.get(key) is not None:
+                _range(key, args[key], torch.isfinite, "finite numbers (check_finite=True)", True)
+        if args.get("s") is not None:
+            _range("s", args["s"], lambda x: x < math.inf, "slot logits in [-inf, inf) (check_finite=True)", True)
+    _options(name, args, dims)
+    N = _packed(args["cu_seqlens"], dims) if args.get("cu_seqlens") is not None else dims["B"]
+    if isinstance(args.get("centre"), Tensor):
+        shapes = [[N, dims["H"], dims["D"]], [1, dims["H"], dims["D"]]]
+        if list(args["centre"].shape) not in shapes:
+            fail("centre", f"is {show(args['centre'])}", f"a tensor [B, H, D] = {shapes[0]}")
+    _state(name, args.get("initial_state"), args, dims, N)
+
+
+def _options(name: str, args: dict[str, Any], dims: dict[str, int]) -> None:
+    scale = args.get("scale")
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale)):
+        fail("scale", f"is {show(scale)}", "a finite number, or None for D^-0.5")
+    for key, least in (("order", 0), ("sinks", 0), ("window", 1)):
+        if key in args and not (key == "window" and name == "softmax" and args[key] is None):
+            _integer(key, args[key], least)
+    for key, choices in CHOICES.items():
+        if key in args and args[key] not in choices:
+            fail(key, f"is {show(args[key])}", " or ".join(f'"{c}"' for c in choices))
+    read = args.get("read", "softmax")
+    if read not in ("softmax", "sigmoid"):
+        if isinstance(read, str):
+            fail("read", f"is {read!r}", '"softmax", "sigmoid" or an order N >= 0')
+        _integer("read", read, 0)
+    if "perceptron" in args:
+        _perceptron(args["perceptron"], args, dims)
+    if isinstance(args.get("slot_bias"), str) and args["slot_bias"] != "mass":
+        fail("slot_bias", f"is {args['slot_bias']!r}", 'None, "mass" or a tensor')
+    if not isinstance(args.get("output_final_state", False), bool):
+        fail("output_final_state", f"is {show(args['output_final_state'])}", "True or False")
+    _pairs(args)
+    centre = args.get("centre")
+    if "centre" in args and not isinstance(centre, Tensor):
+        if centre not in (None, "mean", "running"):
+            fail("centre", f"is {show(centre)}", 'None, "mean", "running" or a tensor [B, H, D]')
+        if centre == "mean" and (args["initial_state"] is not None or args["output_final_state"]):
+            fail("centre", 'is "mean", which sees the whole sequence', '"running", a tensor or None where states are carried')
+    aug = args.get("self_augmentation")
+    if aug is not None and (not isinstance(aug, Tensor) or list(aug.shape) not in ([dims["M"]], [dims["HQ"], dims["M"]])):
+        fail("self_augmentation", f"is {show(aug)}", f"a tensor [M] = [{dims['M']}] or [HQ, M] = [{dims['HQ']}, {dims['M']}]")
+    if name == "taylor" and (args["initial_state"] is not None or args["output_final_state"]):
+        feature_count(dims["D"], args["order"])
+
+
+def feature_count(D: int, order: int) -> int:
+    """C(D + N, N), refused where a state of that size is out of the question."""
+    F = math.comb(D + order, order)
+    if F > MOST_FEATURES:
+        fail("order", f"is {order}, so that a state has C({D + order}, {order}) = {F:.3g} features", f"at most {MOST_FEATURES}, or no state")
+    return F
+
+
+def _pairs(args: dict[str, Any]) -> None:
+    """Options that need, or exclude, one another."""
+    if "integration" in args:
+        if args["integration"] == "hard" and args["hard_weight"] is None:
+            fail("hard_weight", "is None", 'the window\'s weight [B, T, HQ] in [0, 1] for integration = "hard"')
+        if args["integration"] == "soft" and args["hard_weight"] is not None:
+            fail("hard_weight", 'comes with integration = "soft"', 'None, or integration = "hard"')
+    if "branches" in args:
+        for key, branch in (("low_g", "separate"), ("branch_gate", "gated")):
+            if args["branches"] == branch and (args[key] is None or args["low_query"] is None):
+                fail("branches", f'is "{branch}" without {"low_query" if args["low_query"] is None else key}', f"low_query and {key}")
+            if args["branches"] != branch and args[key] is not None:
+                fail(key, f"comes with branches = {args['branches']!r}", f'branches = "{branch}"')
+
+
+def check_mergeable(a: Any, b: Any) -> None:
+    """Check the two arguments of merge."""
+    for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, Output):
+            fail(name, f"is {show(x)}", "an Output")
+        if x.lse is None:
+            fail(name, "has lse = None", "an Output with a log-mass: only those can be merged")
+        if x.o.shape[:-1] != x.lse.shape:
+            fail(name, f"has o {list(x.o.shape)} and lse {list(x.lse.shape)}", "lse of the shape of o without its last axis")
+    if a.o.shape != b.o.shape:
+        fail("b", f"has o of shape {list(b.o.shape)}", f"the shape of a's o, {list(a.o.shape)}")

@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from ..frame import form, tree_map
+from ..ring import advance, delay_gates, fresh_state
 from ..types import Output, SlotState, WindowState, has_mass
 from .merging import hard, soft
 from .multi_level import Low, Reading, read_levels
 from .reads import Mass, Perceptron
 from .slots import masked
-from .window import delay_gates, exact_branch, fresh_slots, fresh_state
+from .window import exact_branch
 
 
 @form
@@ -66,24 +67,24 @@ def mva_sw(
     >>> torch.allclose(mva_sw(q, k, v, -torch.rand(2, 1, 5, 2, 3), window=5).o, softmax(q, k, v).o, atol=1e-6)
     True
     """
-    (B, T), HQ, g = k.shape[:2], q.shape[2], g_levels.movedim(0, 2)
+    (B, T), HQ = k.shape[:2], q.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    s0 = initial_state or fresh_state(k, v, g, low_g, window, sinks, fresh_slots(k, v, g_levels, low_g))
-    keep = k.new_ones(B, T, dtype=torch.bool) if key_mask is None else key_mask
-    near, after, gone = exact_branch(q, k, v, keep, s0, scale)
-    g, ring_g = delay_gates(g, s0.g, s0.seen, gone.counts)
-    low_g, ring_low = delay_gates(low_g, s0.low_g, s0.seen, gone.counts) if low_g is not None and s0.low_g is not None else (None, None)
+    s0 = initial_state or fresh_state(k, v, g_levels, low_g, window, sinks)
+    books = advance(k, v, key_mask, s0)
+    g, ring_g = delay_gates(g_levels.movedim(0, 2), s0.g, s0.seen, books.counts)
+    low_g, ring_low = (None, None) if low_g is None else delay_gates(low_g, s0.low_g, s0.seen, books.counts)
+    near = exact_branch(q, books, scale)
     low, how = Low(low_query, branches, low_g, branch_gate), Reading(scale, read, perceptron, slot_bias, normalised=True)
-    o, mass, slots = read_levels(q, gone.k, gone.v, g.movedim(2, 0), low, how, residual, s0.slots)
+    o, mass, slots = read_levels(q, books.k[:, :T], books.v[:, :T], g.movedim(2, 0), low, how, residual, s0.slots)
     far = Output(o.flatten(2, 3))
-    empty = (gone.history == 0)[..., None].expand(B, T, HQ)
+    empty = (books.history == 0)[..., None].expand(B, T, HQ)
     if integration == "soft":
         sign = None if mass.sign is None else mass.sign.flatten(2, 3)
         out = soft(near, far, Mass(torch.where(empty, -torch.inf, mass.log.flatten(2, 3)), sign))
     else:
         assert hard_weight is not None
         out = hard(near, far, empty, hard_weight.expand(B, T, HQ))
-    state = after._replace(slots=slots, g=ring_g, low_g=ring_low) if output_final_state else None
+    state = books.after._replace(slots=slots, g=ring_g, low_g=ring_low) if output_final_state else None
     return Output(out.o, state, out.lse if has_mass(read) else None)
 
 

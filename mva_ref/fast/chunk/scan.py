@@ -1,0 +1,85 @@
+"""The vocabulary recurrence by chunks: a T x T x M map inside each chunk, a state from chunk to chunk (P27). Every exponent is <= 0 (P28).
+
+Letters: b batch, n chunk, t and i tokens of a chunk, h KV head, r query head of a group, c slot, d key or value coordinate.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, einsum
+from torch.nn.functional import pad
+
+CHUNK = 16  # the intra-chunk map costs CHUNK x M a token, the chain of states T / CHUNK steps
+
+
+class Chunks(NamedTuple):
+    """What the gates of one level say, chunk by chunk.
+
+    omega [B, N, H, C, C, M]  how much of token i is in slot c at token t of the same chunk
+    kept  [B, N, C, H, M]     how much of the chunk's entry state is left at token t
+    tail  [B, N, C, H, M]     how much of token i is left at the chunk's end
+    total [B, N, H, M]        how much of the entry state is left at the chunk's end
+    """
+
+    omega: Tensor
+    kept: Tensor
+    tail: Tensor
+    total: Tensor
+
+
+def split(x: Tensor) -> Tensor:
+    """[B, T, ...] -> [B, N, C, ...], zeros (gates that write nothing) behind the last token."""
+    short = -x.shape[1] % CHUNK
+    return pad(x, [0, 0] * (x.ndim - 2) + [0, short]).unflatten(1, (-1, CHUNK))
+
+
+def join(x: Tensor, T: int) -> Tensor:
+    """[B, N, C, ...] -> [B, T, ...]."""
+    return x.flatten(1, 2)[:, :T]
+
+
+def chunk_maps(g: Tensor) -> Chunks:
+    """Maps of the gates g [B, N, C, H, M]. Spans are summed one by one, so that gates of -inf are exact."""
+    C, w = g.shape[2], -torch.expm1(g)
+    gates = g.movedim(2, 3)                                                                        # b n h t c
+    later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)                            # token t comes after token i
+    spans = torch.where(later[..., None], gates[..., :, None, :], 0).cumsum(3)                      # sum over i < j <= t
+    seen = later | torch.eye(C, dtype=torch.bool, device=g.device)
+    left = torch.where(seen[..., None], spans.exp(), 0)
+    weight = w.movedim(2, 3)
+    tail = left[..., -1, :, :] * weight
+    return Chunks(left * weight[..., None, :, :], g.cumsum(2).exp(), tail.movedim(2, 3), g.sum(2).exp())
+
+
+def entry_states(maps: Chunks, x: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    """The state [B, H, M, D] at the entry of every chunk, [B, N, H, M, D], and after the last; x [B, N, C, H, D]."""
+    added, state, entries = einsum("bnihc,bnihd->bnhcd", maps.tail, x), initial, []
+    for n in range(x.shape[1]):
+        entries.append(state)
+        state = maps.total[:, n, ..., None] * state + added[:, n]
+    return torch.stack(entries, 1) if entries else added, state
+
+
+def scores(q: Tensor, k: Tensor, maps: Chunks, K: Tensor) -> Tensor:
+    """q_t.K_t[c]: q [B, N, C, H, R, D], k [B, N, C, H, D], entries K [B, N, H, M, D] -> [B, N, C, H, R, M]."""
+    inside = einsum("bnhrti,bnhtic->bnthrc", einsum("bnthrd,bnihd->bnhrti", q, k), maps.omega)
+    return inside + einsum("bnthrd,bnhcd->bnthrc", q, K) * maps.kept[..., None, :]
+
+
+def values(p: Tensor, v: Tensor, maps: Chunks, V: Tensor) -> Tensor:
+    """p_t V_t: p [B, N, C, H, R, M], v [B, N, C, H, V], entries V [B, N, H, M, V] -> [B, N, C, H, R, V]."""
+    inside = einsum("bnhrti,bnihd->bnthrd", einsum("bnthrc,bnhtic->bnhrti", p, maps.omega), v)
+    return inside + einsum("bnthrc,bnhcd->bnthrd", p * maps.kept[..., None, :], V)
+
+
+def losses(xs: list[tuple[Tensor, Tensor]], g: Tensor, maps: Chunks, when: str) -> list[Tensor]:
+    """x_t - rho_t X_t ("post") or x_t - rho_t X_{t-1} ("pre") for each (x [B, N, C, H, D], entries X [B, N, H, M, D])."""
+    w = -torch.expm1(g)
+    total = w.sum(-1, keepdim=True)
+    rho = torch.where(total > 0, w / torch.where(total > 0, total, 1), 0)
+    omega, kept = maps.omega, maps.kept
+    if when == "pre":
+        omega = pad(omega, (0, 0, 0, 0, 1, 0))[..., :-1, :, :]
+        kept = pad(kept, (0, 0, 0, 0, 1, 0), value=1.0)[:, :, :-1]
+    back = einsum("bnthc,bnhtic->bnhti", rho, omega)
+    return [x - einsum("bnhti,bnihd->bnthd", back, x) - einsum("bnthc,bnhcd->bnthd", rho * kept, X) for x, X in xs]

@@ -5,6 +5,7 @@ Checks that read values synchronise, so on a GPU they run only with check_finite
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,7 +62,8 @@ def _tensor(name: str, x: Any, shape: str, dims: dict[str, int], origin: dict[st
 def _broadcast(name: str, x: Any, shape: str, dims: dict[str, int]) -> None:
     target = [dims[letter] for letter in shape.split()]
     levels = name == "slot_bias" and "L" in dims
-    wanted = f"a floating tensor broadcastable to [{', '.join(shape.split())}] = {target}" + (", with L first if it has 5 axes" if levels else "")
+    wanted = f"a floating tensor broadcastable to [{', '.join(shape.split())}] = {target}"
+    wanted += ", with L first if it has 5 axes" if levels else ""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         fail(name, f"is {show(x)}", wanted)
     if levels and x.ndim == 5:
@@ -93,7 +95,7 @@ def _packed(cu: Any, dims: dict[str, int]) -> int:
     if dims["B"] != 1:
         fail("cu_seqlens", f"comes with B = {dims['B']}", "B = 1: packed sequences lie one after the other along T")
     ends = cu.tolist()
-    if ends[0] != 0 or ends[-1] != dims["T"] or any(b < a for a, b in zip(ends[:-1], ends[1:], strict=True)):
+    if ends[0] != 0 or ends[-1] != dims["T"] or any(b < a for a, b in pairwise(ends)):
         fail("cu_seqlens", f"is {ends} for T = {dims['T']}", wanted)
     return len(ends) - 1
 
@@ -131,7 +133,7 @@ def _state(name: str, state: Any, args: dict[str, Any], dims: dict[str, int], N:
     }
     if name == "taylor":
         F = math.comb(D + args["order"], args["order"])
-        kinds[name] = TaylorState, {"S": [N, H, F, V], "z": [N, H, F], "key_sum": [N, H, D], "count": [N]}
+        kinds[name] = TaylorState, {"S": [N, H, F, V], "z": [N, H, F], "key_sum": [N, H, D], "tokens": [N]}
     if name in ("gsa_sw", "mva_sw"):
         W, n = args["window"], args["sinks"]
         kinds[name] = WindowState, {
@@ -247,7 +249,8 @@ def feature_count(D: int, order: int) -> int:
     """C(D + N, N), refused where a state of that size is out of the question."""
     F = math.comb(D + order, order)
     if F > MOST_FEATURES:
-        fail("order", f"is {order}, so that a state has C({D + order}, {order}) = {F:.3g} features", f"at most {MOST_FEATURES}, or no state")
+        is_ = f"is {order}, so that a state has C({D + order}, {order}) = {F:.3g} features"
+        fail("order", is_, f"at most {MOST_FEATURES} features, or no state")
     return F
 
 

@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -87,10 +88,9 @@ def form(f: Callable[..., Output]) -> Callable[..., Output]:
                 out = f(**given)
             else:
                 ends, total = cu_seqlens.tolist(), first.shape[1]
-                spans = list(zip(ends[:-1], ends[1:], strict=True))
                 parts = [
                     f(**{name: _segment(name, x, n, start, stop, total) for name, x in given.items()})
-                    for n, (start, stop) in enumerate(spans)
+                    for n, (start, stop) in enumerate(pairwise(ends))
                 ]
                 lse = None if parts[0].lse is None else torch.cat([p.lse for p in parts if p.lse is not None], 1)
                 out = Output(torch.cat([p.o for p in parts], 1), tree_cat([p.state for p in parts]), lse)

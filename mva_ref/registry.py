@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import comb
 from typing import Any
 
 from .types import ArgumentError
@@ -17,8 +18,9 @@ WINDOW = ("window", "integration", "hard_weight", "sinks")
 class Method:
     """An attention system: where its forms are, what it takes, what it costs and what is true of it.
 
-    Forms are dotted names, resolved on call. `state` is the number of float numbers a head keeps for the next token, as an expression
-    in D, V, M, L, W (window), n (sinks), N (order), T and F = C(D + N, N). `inputs` are the tensors in positional order.
+    Forms are dotted names, resolved on call. `state` is the number of float numbers a KV head keeps for the next token, as an
+    expression in D, V, M, L, W (window), n (sinks), N (order), T and F = C(D + N, N); log decays and
+    counters are left out. `inputs` are the tensors in positional order.
     """
 
     name: str
@@ -44,6 +46,11 @@ class Method:
         """The impl names this row offers."""
         return tuple(name for name in self.forms if getattr(self, name) is not None)
 
+    def state_numbers(self, **sizes: int) -> int:
+        """The number of float numbers a KV head keeps, at D, V, M, L, W, n, N, T."""
+        F = comb(sizes.get("D", 0) + sizes.get("N", 0), sizes.get("N", 0))
+        return int(eval(self.state, {"__builtins__": {}}, {"F": F, **sizes}))
+
     def resolve(self, impl: str) -> Callable[..., Any]:
         """The function behind one implementation; an ArgumentError names the ones that exist."""
         if impl not in self.implementations():
@@ -52,21 +59,13 @@ class Method:
         return getattr(import_module(module), function)  # type: ignore[no-any-return]
 
 
-def _slots(name: str) -> dict[str, str]:
-    return {"naive": f"mva_ref.naive.slots:{name}", "recurrent": f"mva_ref.naive.recurrent.slots:{name}"}
-
-
-def _composed(name: str) -> dict[str, str]:
-    return {"naive": f"mva_ref.naive.composed:{name}", "recurrent": f"mva_ref.naive.recurrent.composed:{name}",
-            "chunk": f"mva_ref.fast.chunk.forms:{name}"}
-
-
 METHODS: dict[str, Method] = {
     row.name: row
     for row in [
         Method(
             name="softmax", title="Softmax attention", order="all", compression="none", integration="window, sinks",
-            state="T * (D + V)", source="1706.03762", inputs=("q", "k", "v"), options=("scale", "window", "sinks", "cu_seqlens", "key_mask"),
+            state="T * (D + V)", source="1706.03762", inputs=("q", "k", "v"),
+            options=("scale", "window", "sinks", "cu_seqlens", "key_mask"),
             naive="mva_ref.naive.softmax_attention:softmax", recurrent="mva_ref.naive.recurrent.tokens:softmax",
             normalised=True, positive=True,
         ),
@@ -80,7 +79,8 @@ METHODS: dict[str, Method] = {
         Method(
             name="metala", title="MetaLA", order="1 in slot space", compression="slots", integration="none", state="M * V",
             source="2411.10741", inputs=("r", "v", "g"), options=("self_augmentation", *COMMON),
-            chunk="mva_ref.fast.chunk.forms:metala", rotation=False, **_slots("metala"),
+            chunk="mva_ref.fast.chunk.forms:metala", rotation=False, naive="mva_ref.naive.slots:metala",
+            recurrent="mva_ref.naive.recurrent.slots:metala",
         ),
         Method(
             name="abc", title="ABC", order="all, of slots", compression="slots", integration="none", state="M * (D + V + 1)",
@@ -90,23 +90,28 @@ METHODS: dict[str, Method] = {
         Method(
             name="gsa", title="Gated slot attention", order="all, of slots", compression="slots", integration="none", state="M * (D + V)",
             source="2409.07146", inputs=("q", "k", "v", "g"), options=(*SLOT_READ, *COMMON),
-            chunk="mva_ref.fast.chunk.forms:gsa", positive=True, **_slots("gsa"),
+            chunk="mva_ref.fast.chunk.forms:gsa", positive=True, naive="mva_ref.naive.slots:gsa",
+            recurrent="mva_ref.naive.recurrent.slots:gsa",
         ),
         Method(
             name="mva", title="MVA", order="1 and all, of slots", compression="levels of slots", integration="none",
             state="L * M * (D + V)", source="ICML 2025, PMLR 267", inputs=("q", "k", "v", "g_levels"),
-            options=(*LOW, "residual", *SLOT_READ, *COMMON), **_composed("mva"),
+            options=(*LOW, "residual", *SLOT_READ, *COMMON), naive="mva_ref.naive.composed:mva",
+            recurrent="mva_ref.naive.recurrent.composed:mva", chunk="mva_ref.fast.chunk.forms:mva",
         ),
         Method(
             name="gsa_sw", title="GSA with a sliding window", order="all; of slots beyond the window", compression="slots",
-            integration="soft or hard", state="(M + W + n) * (D + V)", source="ICML 2025, PMLR 267", inputs=("q", "k", "v", "g"),
-            options=(*WINDOW, *SLOT_READ, *COMMON), required=("window",), positive=True, **_composed("gsa_sw"),
+            integration="soft or hard", state="(M + W + n) * (D + V) + W * M", source="ICML 2025, PMLR 267", inputs=("q", "k", "v", "g"),
+            options=(*WINDOW, *SLOT_READ, *COMMON), required=("window",), positive=True, naive="mva_ref.naive.composed:gsa_sw",
+            recurrent="mva_ref.naive.recurrent.composed:gsa_sw", chunk="mva_ref.fast.chunk.forms:gsa_sw",
         ),
         Method(
             name="mva_sw", title="MVA with a sliding window", order="all; 1 and all of slots beyond the window",
-            compression="levels of slots", integration="soft or hard", state="(L * M + W + n) * (D + V)", source="ICML 2025, PMLR 267",
+            compression="levels of slots", integration="soft or hard", state="(L * M + W + n) * (D + V) + W * L * M",
+            source="ICML 2025, PMLR 267",
             inputs=("q", "k", "v", "g_levels"), options=(*WINDOW, *LOW, "residual", *SLOT_READ, *COMMON), required=("window",),
-            **_composed("mva_sw"),
+            naive="mva_ref.naive.composed:mva_sw",
+            recurrent="mva_ref.naive.recurrent.composed:mva_sw", chunk="mva_ref.fast.chunk.forms:mva_sw",
         ),
     ]
 }

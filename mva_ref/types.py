@@ -37,13 +37,13 @@ class AbcState(NamedTuple):
 class TaylorState(NamedTuple):
     """What a Taylor order remembers, in the F = C(D + N, N) symmetric features of P6, scale and centre not included.
 
-    S [N, H, F, V] sum of psi(k_i) (x) v_i, z [N, H, F] sum of psi(k_i), key_sum [N, H, D] and count [N] for the running centre.
+    S [N, H, F, V] sum of psi(k_i) (x) v_i, z [N, H, F] sum of psi(k_i), key_sum [N, H, D] and tokens [N] for the running centre.
     """
 
     S: Tensor
     z: Tensor
     key_sum: Tensor
-    count: Tensor
+    tokens: Tensor
 
 
 class WindowState(NamedTuple):

@@ -54,7 +54,7 @@ def mva_sw(
     """MVA-SW: softmax over sinks and window, MVA over what has left the window, integrated by mass or by a given weight.
 
     Equation:  soft: o_t = (Z^W_t o^W_t + Z^H_t o^H_t) / (Z^W_t + Z^H_t);   hard: o_t = b o^W_t + (1 - b) o^H_t
-               o^W, Z^W over {i <= t : i > t - window or i < sinks};   o^H, Z^H: MVA over the tokens in neither, each read divided by its sum
+               o^W, Z^W over {i <= t : i > t - window or i < sinks};   o^H, Z^H: MVA over the rest, each read divided by its sum
     Shapes:    as `mva`; hard_weight b [B, T, HQ] in [0, 1]: the window's weight -> o [B, T, HQ, V], lse = log(Z^W + Z^H) for soft softmax
                and even orders
     Numerics:  at least float32, float64 stays; one shared maximum for both masses; an empty history has Z^H = 0 (hard: b = 1).
@@ -72,7 +72,7 @@ def mva_sw(
     s0 = initial_state or fresh_state(k, v, g_levels, low_g, window, sinks)
     books = advance(k, v, key_mask, s0)
     g, ring_g = delay_gates(g_levels.movedim(0, 2), s0.g, s0.seen, books.counts)
-    low_g, ring_low = (None, None) if low_g is None else delay_gates(low_g, s0.low_g, s0.seen, books.counts)
+    low_g, ring_low = (None, None) if low_g is None or s0.low_g is None else delay_gates(low_g, s0.low_g, s0.seen, books.counts)
     near = exact_branch(q, books, scale)
     low, how = Low(low_query, branches, low_g, branch_gate), Reading(scale, read, perceptron, slot_bias, normalised=True)
     o, mass, slots = read_levels(q, books.k[:, :T], books.v[:, :T], g.movedim(2, 0), low, how, residual, s0.slots)

@@ -34,8 +34,8 @@ def abc(
 ) -> Output:
     """Attention with bounded-memory control: every slot is a softmax average of the past, read by softmax.
 
-    Equation:  K_t[c] = sum_i Omega[t, i, c] k_i,   Omega[t, i, c] = e^{s_i[c]} / sum_{j <= t} e^{s_j[c]},   o_t = softmax(scale K_t q_t) V_t
-    Shapes:    q [B, T, HQ, D], k [B, T, H, D], v [B, T, H, V], slot logits s [B, T, H, M] -> o [B, T, HQ, V]
+    Equation:  K_t[c] = sum_i Omega[t, i, c] k_i,   Omega[t, i, c] = e^{s_i[c]} / sum_{j <= t} e^{s_j[c]},   o_t = softmax(K_t q_t) V_t
+    Shapes:    q [B, T, HQ, D] times scale, k [B, T, H, D], v [B, T, H, V], slot logits s [B, T, H, M] -> o [B, T, HQ, V]
     Numerics:  at least float32, float64 stays; logits of any size; before anything is written every slot is 0 and so is o.
     Source:    ABC (2110.02488); it is GSA with g_t = z_{t-1} - z_t and g_1 = -inf.
 

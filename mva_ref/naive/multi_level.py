@@ -104,9 +104,11 @@ def read_levels(
     L, HQ = g_levels.shape[0], q.shape[2]
     first = None if s0 is None else s0.V[:, 0]
     linear, low_V = low_branch(low, v, g_levels[0], s0, first)
-    o, masses, biases, states = torch.zeros_like(group(q, k.shape[2])[..., :1]), [], [], []
+    o, states = torch.zeros_like(group(q, k.shape[2])[..., :1]), []
+    masses: list[Mass] = []
+    biases: list[Tensor] = []
     for level, g in enumerate(g_levels):
-        K0, V0, decay0 = (s0.K[:, level], s0.V[:, level], s0.log_decay[:, level]) if s0 else (None, None, None)
+        K0, V0, decay0 = (x[:, level] if x is not None else None for x in s0[:3]) if s0 else (None, None, None)
         b = how.slot_bias if isinstance(how.slot_bias, str) else level_of(how.slot_bias, level, L, 4)
         W, a = how.perceptron if how.perceptron is not None else (None, None)
         own = level_of(W, level, L, 3), level_of(a, level, L, 2)

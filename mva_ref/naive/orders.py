@@ -4,11 +4,7 @@ import math
 from itertools import combinations_with_replacement
 
 import torch
-from torch import Tensor, einsum
-
-from ..frame import form
-from ..types import Output, TaylorState
-from .softmax_attention import group
+from torch import Tensor
 
 
 def remainder(x: Tensor, order: int) -> Tensor:

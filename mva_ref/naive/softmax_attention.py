@@ -18,7 +18,8 @@ def group(q: Tensor, kv_heads: int) -> Tensor:
     >>> group(torch.zeros(1, 5, 6, 4), 2).shape
     torch.Size([1, 5, 2, 3, 4])
     """
-    return q.unflatten(2, (kv_heads, q.shape[2] // kv_heads))
+    grouped: Tensor = q.unflatten(2, (kv_heads, q.shape[2] // kv_heads))
+    return grouped
 
 
 def normalise(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ def taylor(
     elif centre == "mean":
         c = running_mean(k, seen, 0.0, 0.0)[:, -1:].expand(B, T, H, D)
     elif centre == "running":
-        c = running_mean(k, seen, s0.key_sum if s0 else 0.0, s0.count if s0 else 0.0)
+        c = running_mean(k, seen, s0.key_sum if s0 else 0.0, s0.tokens if s0 else 0.0)
     else:
         c = k.new_zeros(B, T, H, D)
     r = scale * einsum("bthrd,bthd->bthr", queries, c)

@@ -86,7 +86,8 @@ def problems(
         elif key == "g_levels":
             inputs[key] = draw(gates(L, B, T, H, M, dtype=dtype), label="g_levels")
         else:
-            inputs[key] = draw(normal(*shapes[key], scale=draw(st.sampled_from((1.0, 0.3, 4.0)), label=f"size of {key}"), label=key, dtype=dtype))
+            size = draw(st.sampled_from((1.0, 0.3, 4.0)), label=f"size of {key}")
+            inputs[key] = draw(normal(*shapes[key], scale=size, label=key, dtype=dtype))
     options: dict[str, Any] = {}
 
     def option(key: str, strategy: st.SearchStrategy[Any]) -> None:

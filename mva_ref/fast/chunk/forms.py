@@ -21,7 +21,8 @@ def _silent(g: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
 
 
 def _groups(x: Tensor, H: int) -> Tensor:
-    return x.unflatten(2, (H, x.shape[2] // H))
+    grouped: Tensor = x.unflatten(2, (H, x.shape[2] // H))
+    return grouped
 
 
 def _level(x: Any, level: int, axes: int) -> Any:

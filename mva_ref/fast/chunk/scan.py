@@ -30,7 +30,8 @@ class Chunks(NamedTuple):
 def split(x: Tensor) -> Tensor:
     """[B, T, ...] -> [B, N, C, ...], zeros (gates that write nothing) behind the last token."""
     short = -x.shape[1] % CHUNK
-    return pad(x, [0, 0] * (x.ndim - 2) + [0, short]).unflatten(1, (-1, CHUNK))
+    padded: Tensor = pad(x, [0, 0] * (x.ndim - 2) + [0, short])
+    return padded.view(x.shape[0], -1, CHUNK, *x.shape[2:])
 
 
 def join(x: Tensor, T: int) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, einsum
 
 from ...frame import form, tree_map
+from ...ring import fresh_state
 from ...types import Output, SlotState, WindowState, has_mass
 from . import levels as at
 from .levels import Options
@@ -22,7 +23,7 @@ def mva(
 ) -> Output:
     """MVA as a recurrence over tokens, levels inside.
 
-    Equation:  per token and level:  X^l_t = diag(alpha^l_t) X^l_{t-1} + w^l_t (x) x^l_t,   x^{l+1}_t = x^l_t - rho^l_t X^l_t   (or X^l_{t-1})
+    Equation:  per token, level:  X^l_t = diag(alpha^l_t) X^l_{t-1} + w^l_t (x) x^l_t,   x^{l+1}_t = x^l_t - rho^l_t X^l_t   (or X^l_{t-1})
     Shapes:    as mva_ref.naive.mva
     Numerics:  as mva_ref.naive.mva.
     Source:    docs/theory/levels.md.
@@ -31,7 +32,7 @@ def mva(
     >>> torch.equal(mva(q, k, v, torch.full((2, 1, 5, 2, 1), -torch.inf)).o, v)
     True
     """
-    B, T, H, _ = k.shape
+    B, T = k.shape[:2]
     levels = at.start(k, v, g_levels, low_g, initial_state)
     how = Options(q.shape[-1] ** -0.5 if scale is None else scale, read, perceptron, residual, slot_bias, low_query, branch_gate,
                   read != "sigmoid")
@@ -68,45 +69,39 @@ def mva_sw(
     """
     (B, T, H, D), HQ, W, n = k.shape, q.shape[2], window, sinks
     scale = D**-0.5 if scale is None else scale
-    s0, g = initial_state, g_levels.movedim(0, 2)
-
-    def blank(x: Tensor | None, size: int) -> Tensor | None:
-        return None if x is None else x.new_zeros(B, size, *x.shape[2:])
-
-    nothing, none = k.new_zeros(B, dtype=torch.long), k.new_zeros(B, T, dtype=torch.bool)
-    levels = at.start(k, v, g_levels, low_g, s0.slots if s0 else None)
+    s0, g = initial_state or fresh_state(k, v, g_levels, low_g, W, n), g_levels.movedim(0, 2)
+    levels = at.start(k, v, g_levels, low_g, s0.slots)
     how = Options(scale, read, perceptron, residual, slot_bias, low_query, branch_gate, True)
-    ring = [s0.k, s0.v, s0.g, s0.low_g, s0.present] if s0 else [blank(x, W) for x in (k, v, g, low_g, none)]
-    sink = [s0.sink_k, s0.sink_v, s0.sink_present] if s0 else [blank(x, n) for x in (k, v, none)]
-    seen, written = (s0.seen, s0.written) if s0 else (nothing, nothing)
+    ring_k, ring_v, ring_g, ring_low, present, sink_k, sink_v, sink_present, seen, written = s0[1:]
     o, lse = [], []
     for t in range(T):
         keep = k.new_ones(B, dtype=torch.bool) if key_mask is None else key_mask[:, t]
         here = torch.arange(W, device=k.device) == (seen % W)[:, None]
         is_sink = torch.arange(n, device=k.device) == seen[:, None]
-        old_k, old_v, old_g, old_low, old_there = (None if x is None else x[torch.arange(B), seen % W] for x in ring)
-        counts = old_there & (seen - W >= n)
+        leaving = torch.arange(B, device=k.device), seen % W
+        counts = present[leaving] & (seen - W >= n)
         written = written + counts
-        low_gate = None if old_low is None else put(counts, old_low)
-        levels, far = at.token(levels, q, old_k, old_v, put(counts, old_g), low_gate, t, how)
-        token = [k[:, t], v[:, t], g[:, t], None if low_g is None else low_g[:, t], keep]
-        ring = [None if x is None else put(here, new[:, None], x) for x, new in zip(ring, token, strict=True)]
-        sink = [put(is_sink, new[:, None], x) for x, new in zip(sink, (k[:, t], v[:, t], keep), strict=True)]
-        stored = sink[2] & (torch.arange(n, device=k.device) <= (seen - W)[:, None])
+        low_gate = None if ring_low is None else put(counts, ring_low[leaving])
+        levels, far = at.token(levels, q, ring_k[leaving], ring_v[leaving], put(counts, ring_g[leaving]), low_gate, t, how)
+        ring_k, ring_v, ring_g = put(here, k[:, t, None], ring_k), put(here, v[:, t, None], ring_v), put(here, g[:, t, None], ring_g)
+        ring_low = None if ring_low is None or low_g is None else put(here, low_g[:, t, None], ring_low)
+        sink_k, sink_v = put(is_sink, k[:, t, None], sink_k), put(is_sink, v[:, t, None], sink_v)
+        present, sink_present = put(here, keep[:, None], present), put(is_sink, keep[:, None], sink_present)
+        stored = sink_present & (torch.arange(n, device=k.device) <= (seen - W)[:, None])
         seen = seen + 1
-        visible = torch.cat([ring[4], stored], 1)[:, None, None]
-        x = scale * einsum("bhrd,bihd->bhri", q[:, t].unflatten(1, (H, -1)), torch.cat([ring[0], sink[0]], 1))
+        visible = torch.cat([present, stored], 1)[:, None, None]
+        x = scale * einsum("bhrd,bihd->bhri", q[:, t].unflatten(1, (H, -1)), torch.cat([ring_k, sink_k], 1))
         x = torch.where(visible, x, -torch.inf)
         some = visible.any(-1)
         near = torch.where(some, torch.where(some[..., None], x, 0).logsumexp(-1), -torch.inf)
-        window_o = einsum("bhri,bihv->bhrv", (x - torch.where(some, near, 0)[..., None]).exp(), torch.cat([ring[1], sink[1]], 1))
+        window_o = einsum("bhri,bihv->bhrv", (x - torch.where(some, near, 0)[..., None]).exp(), torch.cat([ring_v, sink_v], 1))
         b = None if hard_weight is None else hard_weight.expand(B, T, HQ)[:, t].unflatten(1, (H, -1))
         out, total = blend(window_o, near, far, (written == 0)[:, None, None], b if integration == "hard" else None)
         o.append(out)
         lse.append(total)
-    state = WindowState(levels.state(), *ring, *sink, seen, written) if output_final_state else None
+    state = WindowState(levels.state(), ring_k, ring_v, ring_g, ring_low, present, sink_k, sink_v, sink_present, seen, written)
     mass = stacked(lse, q.new_zeros(B, 0, HQ)) if has_mass(read) and integration == "soft" else None
-    return Output(stacked(o, q.new_zeros(B, 0, HQ, v.shape[-1])), state, mass)
+    return Output(stacked(o, q.new_zeros(B, 0, HQ, v.shape[-1])), state if output_final_state else None, mass)
 
 
 def gsa_sw(

@@ -1,6 +1,6 @@
 """One token through all levels, and the two branches of a window, for the step-by-step loops."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,9 +79,8 @@ def token(
     for level in range(L):
         g, K0, V0 = gates[:, level], levels.K[level], levels.V[level]
         K, V, decay = write(K0, g, k), write(V0, g, v), levels.decay[level] + g
-        bias = how.slot_bias[level if how.slot_bias.shape[0] > 1 else 0] if _has_levels(how.slot_bias, 5) else how.slot_bias
-        b = slot_bias_at(bias, decay, t, T, R)
-        W, a = (x[level] if _has_levels(x, n) else x for x, n in zip(how.perceptron or (None, None), (4, 3), strict=True))
+        b = slot_bias_at(own_level(how.slot_bias, level, 5), decay, t, T, R)
+        W, a = (own_level(x, level, axes) for x, axes in zip(how.perceptron or (None, None), (4, 3), strict=True))
         p = read_token(how.scale * query @ K.mT, b, how.read, W, a)
         if how.normalised:
             high = high + p.weight / torch.where(p.Z == 0, torch.inf, p.Z)[..., None] @ V
@@ -110,5 +109,15 @@ def token(
     return Levels(*after, low_V), Far(high, log_Z, sign)
 
 
-def _has_levels(x: str | Tensor | None, axes: int) -> bool:
-    return isinstance(x, Tensor) and x.ndim == axes
+def own_level(x: Any, level: int, axes: int) -> Any:
+    """The part of an option that belongs to one level, if the option has a level axis first.
+
+    Equation:  x[l] where x has `axes` axes, else x
+    Shapes:    [L or 1, ...] -> [...]
+    Numerics:  a view.
+    Source:    docs/theory/levels.md.
+
+    >>> own_level(torch.tensor([3.0, 4.0]), 1, 1).item(), own_level("mass", 1, 1)
+    (4.0, 'mass')
+    """
+    return x[level if x.shape[0] > 1 else 0] if isinstance(x, Tensor) and x.ndim == axes else x

@@ -92,6 +92,7 @@ def gsa(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     K, V, decay = k.new_zeros(B, H, M, k.shape[-1]), v.new_zeros(B, H, M, v.shape[-1]), g.new_zeros(B, H, M)
     if initial_state is not None:
+        assert initial_state.K is not None
         K, V, decay = initial_state.K, initial_state.V, decay if initial_state.log_decay is None else initial_state.log_decay
     o, lse, (W, a) = [], [], perceptron or (None, None)
     for t in range(T):

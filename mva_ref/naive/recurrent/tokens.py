@@ -75,9 +75,10 @@ def taylor(
     for t in range(T):
         S, z = S + F[:, t, :, :, None] * v[:, t, :, None], z + F[:, t]
         key_sum, count = key_sum + seen[:, t, None, None] * k[:, t], count + seen[:, t]
-        c = {"running": key_sum / count.clamp(min=1)[:, None, None], "mean": whole}.get(centre) if isinstance(centre, str) else centre
-        r = q.new_zeros(B, H, R) if c is None else scale * einsum("bhrd,bhd->bhr", queries[:, t], c.expand(B, H, D))
-        tail = [sum((-r) ** j / math.factorial(j) for j in range(order - m + 1)) for m in range(order + 1)]
+        means = {"running": key_sum / count.clamp(min=1)[:, None, None], "mean": whole}
+        c = means[centre] if isinstance(centre, str) else torch.zeros_like(key_sum) if centre is None else centre.expand(B, H, D)
+        r = scale * einsum("bhrd,bhd->bhr", queries[:, t], c)
+        tail = [torch.stack([(-r) ** j / math.factorial(j) for j in range(order - m + 1)]).sum(0) for m in range(order + 1)]
         psi = torch.cat([f[:, t] * w[..., None] for f, w in zip(Q, tail, strict=True)], -1)
         Z = einsum("bhrf,bhf->bhr", psi, z)
         o.append(einsum("bhrf,bhfv->bhrv", psi, S) / torch.where(Z == 0, torch.inf, Z)[..., None])

@@ -22,7 +22,7 @@ def write(X: Tensor, g: Tensor, x: Tensor) -> Tensor:
 
 
 class Token(NamedTuple):
-    """What a read gives for one token: weights e^b f(s) [B, H, R, M], their sum Z = sign e^{log_Z}, and e^{-shift} applied to both."""
+    """What a read gives for one token: weights e^b f(s) [B, H, R, M] and their sum Z, both times e^{-shift}."""
 
     weight: Tensor
     Z: Tensor
@@ -42,9 +42,8 @@ def read_token(s: Tensor, b: Tensor, kind: str | int, W: Tensor | None, a: Tenso
     """
     shift = (s + b if kind == "softmax" else b).detach().amax(-1, keepdim=True)
     shift = torch.where(shift.isneginf(), 0, shift)
-    if kind == "softmax":
-        weight = (s + b - shift).exp()
-    else:
+    weight = (s + b - shift).exp()
+    if kind != "softmax":
         H, R, M = s.shape[1:]
         if kind == "sigmoid":
             y = s if W is None else einsum("bhrc,hrmc->bhrm", s, W.expand(H * R, M, M).unflatten(0, (H, R)))
@@ -68,7 +67,7 @@ def slot_bias_at(slot_bias: str | Tensor | None, decay: Tensor, t: int, T: int, 
     """
     B, H, M = decay.shape
     if isinstance(slot_bias, Tensor):
-        return slot_bias.expand(B, T, H * R, M)[:, t].unflatten(1, (H, R))
+        return slot_bias.expand(B, T, H * R, M)[:, t].reshape(B, H, R, M)
     if slot_bias is None:
         return decay.new_zeros(B, H, R, M)
     b = torch.where(decay < 0, torch.log(-torch.expm1(torch.where(decay < 0, decay, -1))), -torch.inf)
@@ -78,10 +77,10 @@ def slot_bias_at(slot_bias: str | Tensor | None, decay: Tensor, t: int, T: int, 
 def stacked(steps: list[Tensor], empty: Tensor) -> Tensor:
     """Steps [B, H, R, ...] side by side in time, query heads flat; `empty` where there are none.
 
-    Equation:  -
+    Equation:  none
     Shapes:    T tensors [B, H, R, ...] -> [B, T, HQ, ...]
     Numerics:  exact.
-    Source:    -
+    Source:    none; a list becomes a tensor.
 
     >>> stacked([torch.zeros(1, 2, 3, 4)] * 5, torch.zeros(0)).shape
     torch.Size([1, 5, 6, 4])
@@ -114,15 +113,16 @@ class Far(NamedTuple):
 def put(where: Tensor, new: Tensor, old: Tensor | None = None) -> Tensor:
     """Choose `new` where a mask over the leading axes holds, else `old` (0).
 
-    Equation:  -
+    Equation:  none
     Shapes:    where [B] or [B, W], new and old [B, (W or 1), ...] -> [B, (W,) ...]
     Numerics:  exact.
-    Source:    -
+    Source:    none
 
     >>> put(torch.tensor([True, False]), torch.ones(2, 1)).flatten().tolist()
     [1.0, 0.0]
     """
-    return torch.where(where.view(*where.shape, *[1] * (new.ndim - where.ndim)), new, new.new_zeros(()) if old is None else old)
+    wide: Tensor = where.view(*where.shape, *[1] * (new.ndim - where.ndim))
+    return torch.where(wide, new, new.new_zeros(()) if old is None else old)
 
 
 def blend(window_sum: Tensor, window_mass: Tensor, far: Far, empty: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:

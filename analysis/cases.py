@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mva_ref as mva
-from mva_ref.registry import method
 
+ROWS = {row.name: row for row in mva.methods()}
 ORDERS = (0, 1, 2, 4, 8, 16, 32)
 WINDOWS = (16, 64, 128)
 SINKS = (0, 4)
@@ -34,7 +34,7 @@ class Case:
         window, sinks = self.options.get("window"), self.options.get("sinks", 0)
         if self.method == "softmax" and window is not None:
             return (min(window, T) + min(sinks, T)) * (D + V)
-        return method(self.method).state_numbers(
+        return ROWS[self.method].state_numbers(
             D=D, V=V, T=T, M=self.slots, L=max(self.levels, 1), W=window or 0, n=sinks, N=self.options.get("order", 0)
         )
 
@@ -68,4 +68,4 @@ def cases(D: int, V: int, quick: bool = False) -> list[Case]:
 
 def known() -> set[str]:
     """Registry rows that the study has a case for."""
-    return {case.method for case in cases(64, 64)} & {row.name for row in mva.methods()}
+    return {case.method for case in cases(64, 64)} & set(ROWS)

@@ -43,7 +43,7 @@ def comparison(table: pd.DataFrame, better: str, worse: str) -> str:
     if not {better, worse} <= set(part):
         return f"{better} and {worse} were not both measured."
     wins = int((part[better] < part[worse]).sum())
-    pairs = ", ".join(f"{number(a)} against {number(b)} in layer {layer}" for layer, a, b in zip(part.index, part[better], part[worse], strict=True))
+    pairs = ", ".join(f"{a:.3f} against {b:.3f} in layer {layer}" for layer, a, b in zip(part.index, part[better], part[worse], strict=True))
     return f"{better} has the smaller error than {worse} in {wins} of {len(part)} layers ({pairs})."
 
 
@@ -104,7 +104,8 @@ number a head. {comparison(table, "GSA-SW, soft, 4 sinks", "GSA-SW, hard, 4 sink
 ## What this does not show
 
 One small model, {len(about["held_out"])} texts, gates fitted for a minute rather than trained with the model, and the model's own weights left as they are. An
-error of the attention output is not a loss in perplexity. The paper's methods are trained; this measures approximation alone.
+error of the attention output is not a loss in perplexity. A larger state is harder to fit in {about["steps"]} steps: a row with doubled state says what this fit reached,
+not what the method can. The paper's methods are trained; this measures approximation alone.
 
 Every number is in study.csv, by layer, head and text. mva_ref {about["mva_ref"]}, torch {about["torch"]}, Python {about["python"]}, seed {about["seed"]}.
 """

@@ -38,9 +38,9 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _methods(args: argparse.Namespace) -> int:
-    from .registry import table
+    import mva_ref
 
-    print(table())
+    print(mva_ref.registry.table())
     return 0
 
 

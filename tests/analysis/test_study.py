@@ -103,7 +103,7 @@ def test_the_report_says_what_the_table_says():
     about = {"quick": False, "model": "m", "held_out": ["t"], "tokens": 8, "steps": 1, "fit": ["f"], "shared_gates": False, "mva_ref": "0",
              "torch": "0", "python": "3", "seed": 0}
     text = report(pd.DataFrame(rows), about)
-    assert "MVA-2, equal state has the smaller error than GSA, equal state in 0 of 1 layers (0.40 against 0.30 in layer 0)" in text
+    assert "MVA-2, equal state has the smaller error than GSA, equal state in 0 of 1 layers (0.400 against 0.300 in layer 0)" in text
     assert "Best: layer 0: window 16 (0.20)" in text
 
 

@@ -71,9 +71,10 @@ def problems(
     """A small problem for one registry row: D, V, M unequal and unround, grouped heads, extreme gates.
 
     With default=True only what the method requires is drawn; otherwise its options too. `fixed` sets options (and then draws
-    nothing for them); options that depend on each other are drawn together.
+    nothing for them; those that the row does not have are ignored); options that depend on each other are drawn together.
     """
-    row, fixed = method(name), fixed or {}
+    row = method(name)
+    fixed = {key: x for key, x in (fixed or {}).items() if key in row.options}
     B, H, R, L = (draw(st.integers(1, n), label=label) for n, label in ((2, "B"), (2, "H"), (2, "R"), (3, "L")))
     T = draw(st.integers(min_T, max_T), label="T")
     D, V, M = (draw(st.integers(1, n), label=label) for n, label in ((4, "D"), (5, "V"), (4, "M")))

@@ -16,6 +16,7 @@ from mva_ref.testing.strategies import Problem, gates, normal, one_hot_gates, pr
 ALL = [row.name for row in mva.methods()]
 SLOTTED = ["metala", "gsa", "mva", "gsa_sw", "mva_sw"]
 KEYED = [name for name in ALL if name != "metala"]
+FORMS = [(row.name, impl) for row in mva.methods() for impl in row.implementations()]
 OTHER_FORMS = [(row.name, impl) for row in mva.methods() for impl in row.implementations() if impl != "naive"]
 TIME = {"q": 1, "k": 1, "v": 1, "g": 1, "r": 1, "s": 1, "low_query": 1, "low_g": 1, "key_mask": 1, "g_levels": 2, "slot_bias": 1,
         "hard_weight": 1, "branch_gate": 1}
@@ -252,14 +253,10 @@ def test_p15_heads_and_sequences_are_independent(row, data):
     assert_same(p, one.run().o, whole.o[:, :, queries], factor=condition(p)[:, :, queries])
 
 
-@pytest.mark.parametrize("row", ALL)
-@pytest.mark.parametrize("impl", ["naive", "recurrent", "chunk"])
+@pytest.mark.parametrize(("row", "impl"), FORMS)
 @given(st.data())
 def test_p15_the_past_does_not_see_the_future(row, impl, data):
     """P15: strictly causal: what comes from t on does not change a bit of the rows before t."""
-    if impl not in mva.registry.method(row).implementations():
-        assert mva.registry.method(row).chunk is None
-        return
     p = data.draw(problems(row, fixed={"centre": "running"} if row == "taylor" else {}))
     t = data.draw(st.integers(0, p.inputs["v"].shape[1] - 1), label="t")
     before = p.run(impl)
@@ -292,14 +289,10 @@ def test_p15_a_gate_of_zero_writes_nothing_and_minus_infinity_replaces(row, data
         assert (p.weights(**{name: forget})[:, :, t:, :t] == 0).all()
 
 
-@pytest.mark.parametrize("row", [name for name in ALL if name != "softmax"])
-@pytest.mark.parametrize("impl", ["naive", "chunk"])
+@pytest.mark.parametrize(("row", "impl"), [(row, impl) for row, impl in FORMS if row != "softmax"])
 @given(st.data())
 def test_p15_a_sequence_cut_in_two_equals_the_whole(row, impl, data):
     """P15: a sequence cut anywhere, with the state carried, equals the whole: output, log-mass and state."""
-    if impl not in mva.registry.method(row).implementations():
-        assert mva.registry.method(row).chunk is None
-        return
     fixed: dict[str, Any] = {"centre": data.draw(st.sampled_from((None, "running")), label="centre")} if row == "taylor" else {}
     p = data.draw(problems(row, fixed=fixed))
     if row == "taylor":

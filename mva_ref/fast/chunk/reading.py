@@ -9,11 +9,15 @@ Perceptron = tuple[Tensor | None, Tensor | None]
 
 
 def masked_softmax(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over the last axis and its logsumexp; a row of -inf gives zeros and -inf, with derivative 0."""
+    """Softmax over the last axis and its logsumexp; a row of -inf gives zeros and -inf, with derivative 0.
+
+    Divided by the sum, not exp(x - lse): the roundoff of lse would be a relative error of the whole row (P29).
+    """
     some = (x > -torch.inf).any(-1, keepdim=True)
-    lse = torch.where(some, x, 0).logsumexp(-1, keepdim=True)
-    p = torch.where(some, x - lse, -torch.inf).exp()
-    return p, torch.where(some, lse, -torch.inf).squeeze(-1)
+    shift = torch.where(some, x.detach().amax(-1, keepdim=True), 0) if x.shape[-1] else x.new_zeros(some.shape)
+    e = (x - shift).exp()
+    Z = torch.where(some, e.sum(-1, keepdim=True), 1)
+    return e / Z, torch.where(some, Z.log() + shift, -torch.inf).squeeze(-1)
 
 
 def polynomial(s: Tensor, order: int) -> Tensor:

@@ -139,6 +139,17 @@ def methods() -> tuple[Method, ...]:
     return tuple(METHODS.values())
 
 
+def _by_name(row: Method, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name; each may be given once."""
+    if len(inputs) > len(row.inputs):
+        fail("inputs", f"are {len(inputs)} tensors", f"{len(row.inputs)}: {', '.join(row.inputs)}")
+    given = dict(zip(row.inputs, inputs, strict=False))
+    for name in given:
+        if name in options:
+            fail(name, "is given by position and by name", "it once")
+    return {**given, **options}
+
+
 def attention(name: str, *inputs: Tensor, **options: Any) -> Output:
     """A method by its registry name: `attention("gsa", q, k, v, g, slot_bias="mass")`."""
     row = method(name)
@@ -147,9 +158,7 @@ def attention(name: str, *inputs: Tensor, **options: Any) -> Output:
     for option in options:
         if option not in known:
             fail(option, f"is no option of {row.name}", f"one of {', '.join(known)}")
-    if len(inputs) > len(row.inputs):
-        fail("inputs", f"are {len(inputs)} tensors", f"{len(row.inputs)}: {', '.join(row.inputs)}")
-    given = {**dict(zip(row.inputs, inputs, strict=False)), **options}
+    given = _by_name(row, inputs, options)
     missing = [x for x in (*row.inputs, *row.required) if x not in given]
     if missing:
         fail(missing[0], "is missing", f"{', '.join((*row.inputs, *row.required))} for {row.name}")
@@ -163,7 +172,7 @@ def weights(name: str, *inputs: Tensor, **options: Any) -> Tensor:
     Errors: refused for self-augmentation, which is not linear in v, and for an initial state, which is not a token.
     """
     row = method(name)
-    given = {**dict(zip(row.inputs, inputs, strict=False)), **options}
+    given = _by_name(row, inputs, options)
     if given.get("self_augmentation") is not None:
         fail("self_augmentation", "is given", "None: it is not linear in v, so there is no matrix")
     if given.get("initial_state") is not None:

@@ -21,6 +21,9 @@ BROADCAST = {"slot_bias": "B T HQ M", "hard_weight": "B T HQ", "branch_gate": "B
 CHOICES: dict[str, tuple[str, ...]] = {
     "residual": ("post", "pre"), "branches": ("shared", "separate", "gated"), "integration": ("soft", "hard"),
 }
+LARGEST = torch.finfo(torch.float64).max
+FINITE = ("q", "k", "v", "r", "low_query", "self_augmentation", "centre")
+STATE_DTYPES = {"present": (torch.bool,), "sink_present": (torch.bool,), "seen": (torch.int64,), "written": (torch.int64,)}
 MOST_FEATURES = 2**22
 
 
@@ -38,7 +41,7 @@ def show(x: Any) -> str:
 
 def reads_values(x: Tensor, check_finite: bool) -> bool:
     """May this check look at the numbers in x?"""
-    return (x.device.type == "cpu" or check_finite) and not torch.compiler.is_compiling()
+    return x.device.type != "meta" and (x.device.type == "cpu" or check_finite) and not torch.compiler.is_compiling()
 
 
 def _tensor(name: str, x: Any, shape: str, dims: dict[str, int], origin: dict[str, str]) -> None:
@@ -87,11 +90,13 @@ def _range(name: str, x: Tensor, ok: Callable[[Tensor], Tensor], wanted: str, ch
         fail(name, f"contains {bad}", wanted)
 
 
-def _packed(cu: Any, dims: dict[str, int]) -> int:
+def _packed(cu: Any, device: torch.device, dims: dict[str, int]) -> int:
     """Check cu_seqlens and return the number of sequences."""
     wanted = "an int32 or int64 tensor [N + 1] that starts at 0, never decreases and ends at T, with B = 1"
     if not isinstance(cu, Tensor) or cu.dtype not in (torch.int32, torch.int64) or cu.ndim != 1 or cu.numel() < 2:
         fail("cu_seqlens", f"is {show(cu)}", wanted)
+    if cu.device.type != "cpu" and (cu.device != device or cu.device.type == "meta"):
+        fail("cu_seqlens", f"is on {cu.device}", "cpu" if device.type in ("cpu", "meta") else f"cpu or {device}")
     if dims["B"] != 1:
         fail("cu_seqlens", f"comes with B = {dims['B']}", "B = 1: packed sequences lie one after the other along T")
     ends = cu.tolist()
@@ -107,17 +112,16 @@ def _perceptron(x: Any, args: dict[str, Any], dims: dict[str, int]) -> None:
         fail("perceptron", f"comes with read = {args['read']!r}", 'read = "sigmoid"')
     if not isinstance(x, tuple) or len(x) != 2:
         fail("perceptron", f"is {show(x)}", "a pair (W, a); either may be None")
-    M, HQ = dims["M"], dims["HQ"]
+    M, HQ, device = dims["M"], dims["HQ"], args["q"].device
     for name, part, tail in (("perceptron W", x[0], [M, M]), ("perceptron a", x[1], [M])):
         if part is None:
             continue
-        n = len(tail)
         allowed = [tail, [HQ, *tail]] + ([[dims["L"], h, *tail] for h in (1, HQ)] if "L" in dims else [])
-        if not isinstance(part, Tensor) or not part.is_floating_point() or list(part.shape) not in allowed:
-            fail(name, f"is {show(part)}", f"a floating tensor of shape {' or '.join(map(str, allowed))}, {n} trailing axes of M")
+        if not isinstance(part, Tensor) or not part.is_floating_point() or list(part.shape) not in allowed or part.device != device:
+            fail(name, f"is {show(part)}", f"a floating tensor on {device} of shape {' or '.join(map(str, allowed))}")
 
 
-def _state(name: str, state: Any, args: dict[str, Any], dims: dict[str, int], N: int) -> None:
+def _state(name: str, state: Any, args: dict[str, Any], dims: dict[str, int], N: int, check_finite: bool) -> None:
     """Check a state against the shapes that this call would return."""
     if state is None:
         return
@@ -144,17 +148,17 @@ def _state(name: str, state: Any, args: dict[str, Any], dims: dict[str, int], N:
     kind, fields = kinds[name]
     if not isinstance(state, kind):
         fail("initial_state", f"is {show(state)}", f"a {kind.__name__}, as {name} returns with output_final_state=True")
-    _fields("initial_state", state, fields, args)
+    _fields("initial_state", state, fields, args, check_finite)
 
 
-def _fields(name: str, state: Any, fields: dict[str, Any], args: dict[str, Any]) -> None:
+def _fields(name: str, state: Any, fields: dict[str, Any], args: dict[str, Any], check_finite: bool) -> None:
     device = next(x.device for x in args.values() if isinstance(x, Tensor))
     for key, shape in fields.items():
         x, where = getattr(state, key), f"{name}.{key}"
         if isinstance(shape, dict):
             if not isinstance(x, SlotState):
                 fail(where, f"is {show(x)}", "a SlotState")
-            _fields(where, x, shape, args)
+            _fields(where, x, shape, args, check_finite)
         elif key == "log_decay" and x is None:
             if args.get("slot_bias") == "mass":
                 fail(where, "is None", 'the total log decay of every slot, which slot_bias = "mass" needs')
@@ -163,8 +167,14 @@ def _fields(name: str, state: Any, fields: dict[str, Any], args: dict[str, Any])
                 fail(where, f"is {show(x)}", "None for these options")
         elif not isinstance(x, Tensor) or list(x.shape) != shape or x.device != device:
             fail(where, f"is {show(x)}", f"a tensor of shape {shape} on {device}")
-        elif x.is_floating_point() and x.dtype not in (torch.float32, torch.float64):
-            fail(where, f"is {show(x)}", "float32 or float64: states are never kept in a half type")
+        elif x.dtype not in (dtypes := STATE_DTYPES.get(key, (torch.float32, torch.float64))):
+            why = ": states are never kept in a half type" if x.dtype in (torch.float16, torch.bfloat16) else ""
+            fail(where, f"is {show(x)}", " or ".join(str(d).removeprefix("torch.") for d in dtypes) + why)
+        elif key in ("log_decay", "g", "low_g"):
+            _range(where, x, lambda g: g <= 0, "natural-log decays in [-inf, 0]", check_finite)
+        elif x.is_floating_point() and check_finite:
+            empty = key == "z" and isinstance(state, AbcState)      # the logsumexp of a slot that nothing was written to is -inf
+            _range(where, x, (lambda y: y < math.inf) if empty else torch.isfinite, "finite numbers (check_finite=True)", True)
 
 
 def check(name: str, inputs: tuple[str, ...], args: dict[str, Any], check_finite: bool) -> None:
@@ -187,6 +197,7 @@ def check(name: str, inputs: tuple[str, ...], args: dict[str, Any], check_finite
             fail(key, f"is on {x.device}", f"{first.device}, where {inputs[0]} is")
         if key in ("k", "v") and x.dtype != first.dtype:
             fail(key, f"is {x.dtype}", f"{first.dtype}, the dtype of {inputs[0]}")
+    _options(name, args, dims)
     for key in ("g", "g_levels", "low_g"):
         if args.get(key) is not None:
             _range(key, args[key], lambda x: x <= 0, "natural-log decays in [-inf, 0]", check_finite)
@@ -196,29 +207,30 @@ def check(name: str, inputs: tuple[str, ...], args: dict[str, Any], check_finite
     if isinstance(args.get("slot_bias"), Tensor):
         _range("slot_bias", args["slot_bias"], lambda x: x < math.inf, "log weights in [-inf, inf)", check_finite)
     if check_finite:
-        for key in ("q", "k", "v", "r", "low_query"):
-            if args.get(key) is not None:
-                _range(key, args[key], torch.isfinite, "finite numbers (check_finite=True)", True)
+        W, a = args.get("perceptron") or (None, None)
+        parts = {**{key: args.get(key) for key in FINITE}, "perceptron W": W, "perceptron a": a}
+        for key, x in parts.items():
+            if isinstance(x, Tensor):
+                _range(key, x, torch.isfinite, "finite numbers (check_finite=True)", True)
         if args.get("s") is not None:
             _range("s", args["s"], lambda x: x < math.inf, "slot logits in [-inf, inf) (check_finite=True)", True)
-    _options(name, args, dims)
-    N = _packed(args["cu_seqlens"], dims) if args.get("cu_seqlens") is not None else dims["B"]
+    N = _packed(args["cu_seqlens"], first.device, dims) if args.get("cu_seqlens") is not None else dims["B"]
     if isinstance(args.get("centre"), Tensor):
         shapes = [[N, dims["H"], dims["D"]], [1, dims["H"], dims["D"]]]
-        if list(args["centre"].shape) not in shapes:
-            fail("centre", f"is {show(args['centre'])}", f"a tensor [B, H, D] = {shapes[0]}")
-    _state(name, args.get("initial_state"), args, dims, N)
+        if list(args["centre"].shape) not in shapes or not args["centre"].is_floating_point():
+            fail("centre", f"is {show(args['centre'])}", f"a floating tensor [B, H, D] = {shapes[0]}")
+    _state(name, args.get("initial_state"), args, dims, N, check_finite)
 
 
 def _options(name: str, args: dict[str, Any], dims: dict[str, int]) -> None:
     scale = args.get("scale")
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale)):
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float)) or not abs(scale) <= LARGEST):
         fail("scale", f"is {show(scale)}", "a finite number, or None for D^-0.5")
     for key, least in (("order", 0), ("sinks", 0), ("window", 1)):
         if key in args and not (key == "window" and name == "softmax" and args[key] is None):
             _integer(key, args[key], least)
     for key, choices in CHOICES.items():
-        if key in args and args[key] not in choices:
+        if key in args and not (isinstance(args[key], str) and args[key] in choices):
             fail(key, f"is {show(args[key])}", " or ".join(f'"{c}"' for c in choices))
     read = args.get("read", "softmax")
     if read not in ("softmax", "sigmoid"):
@@ -234,13 +246,15 @@ def _options(name: str, args: dict[str, Any], dims: dict[str, int]) -> None:
     _pairs(args)
     centre = args.get("centre")
     if "centre" in args and not isinstance(centre, Tensor):
-        if centre not in (None, "mean", "running"):
+        if not (centre is None or (isinstance(centre, str) and centre in ("mean", "running"))):
             fail("centre", f"is {show(centre)}", 'None, "mean", "running" or a tensor [B, H, D]')
         if centre == "mean" and (args["initial_state"] is not None or args["output_final_state"]):
             fail("centre", 'is "mean", which sees the whole sequence', '"running", a tensor or None where states are carried')
     aug = args.get("self_augmentation")
-    if aug is not None and (not isinstance(aug, Tensor) or list(aug.shape) not in ([dims["M"]], [dims["HQ"], dims["M"]])):
-        fail("self_augmentation", f"is {show(aug)}", f"a tensor [M] = [{dims['M']}] or [HQ, M] = [{dims['HQ']}, {dims['M']}]")
+    if aug is not None:
+        shapes = [dims["M"]], [dims["HQ"], dims["M"]]
+        if not isinstance(aug, Tensor) or not aug.is_floating_point() or list(aug.shape) not in shapes:
+            fail("self_augmentation", f"is {show(aug)}", f"a floating tensor [M] = {shapes[0]} or [HQ, M] = {shapes[1]}")
     if name == "taylor" and (args["initial_state"] is not None or args["output_final_state"]):
         feature_count(dims["D"], args["order"])
 
@@ -276,7 +290,11 @@ def check_mergeable(a: Any, b: Any) -> None:
             fail(name, f"is {show(x)}", "an Output")
         if x.lse is None:
             fail(name, "has lse = None", "an Output with a log-mass: only those can be merged")
+        if not isinstance(x.o, Tensor) or not isinstance(x.lse, Tensor):
+            fail(name, f"has o {show(x.o)} and lse {show(x.lse)}", "tensors")
         if x.o.shape[:-1] != x.lse.shape:
             fail(name, f"has o {list(x.o.shape)} and lse {list(x.lse.shape)}", "lse of the shape of o without its last axis")
     if a.o.shape != b.o.shape:
         fail("b", f"has o of shape {list(b.o.shape)}", f"the shape of a's o, {list(a.o.shape)}")
+    if a.o.device != b.o.device:
+        fail("b", f"is on {b.o.device}", f"{a.o.device}, where a is")

@@ -38,6 +38,11 @@ def fresh_slots(k: Tensor, v: Tensor, g_levels: Tensor, low_g: Tensor | None) ->
     return SlotState(K, V, k.new_zeros(B, L, H, M), None if low_g is None else V[:, 0].clone())
 
 
+def room(window: int, sinks: int, tokens: int) -> tuple[int, int]:
+    """The window and sinks that `tokens` tokens can fill: what to hold where no state is carried."""
+    return min(window, max(tokens, 1)), min(sinks, tokens)
+
+
 def fresh_state(k: Tensor, v: Tensor, g_levels: Tensor, low_g: Tensor | None, window: int, sinks: int) -> WindowState:
     """The state before the first token: an empty ring with gates of 0, no sinks, nothing seen, nothing written."""
     B, g = k.shape[0], g_levels.movedim(0, 2)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..frame import form, tree_map
-from ..ring import advance, delay_gates, fresh_state
+from ..ring import advance, delay_gates, fresh_state, room
 from ..types import Output, SlotState, WindowState, has_mass
 from .merging import hard, soft
 from .multi_level import Low, Reading, read_levels
@@ -69,6 +69,7 @@ def mva_sw(
     """
     (B, T), HQ = k.shape[:2], q.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    window, sinks = (window, sinks) if initial_state or output_final_state else room(window, sinks, T)
     s0 = initial_state or fresh_state(k, v, g_levels, low_g, window, sinks)
     books = advance(k, v, key_mask, s0)
     g, ring_g = delay_gates(g_levels.movedim(0, 2), s0.g, s0.seen, books.counts)

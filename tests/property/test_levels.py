@@ -60,7 +60,8 @@ def test_p17_lossless_writes_leave_nothing(row, data):
     first = data.draw(one_hot_gates(B, T, H, T + 1))
     for x in (k, v):
         assert residual(x, first, write_map(first), None, "post").abs().max() < 1e-13
-    levels = torch.stack([first, *(data.draw(gates(*first.shape), label="later") for _ in range(data.draw(st.integers(1, 2), label="more")))])
+    more = data.draw(st.integers(1, 2), label="more")
+    levels = torch.stack([first, *(data.draw(gates(*first.shape), label="later") for _ in range(more))])
     bias = data.draw(st.sampled_from((None, "mass")), label="bias")
     options = {"slot_bias": bias, **({"window": 2, "sinks": 1} if row == "mva_sw" else {})}
     many, one = mva.attention(row, q, k, v, levels, **options), mva.attention(row.replace("mva", "gsa"), q, k, v, first, **options)
@@ -121,7 +122,7 @@ def test_p19_level_one_is_gsa_and_reads_add(data):
 def test_p19_the_parts_are_the_whole(data):
     """P19: the low-order branch adds r_t V^1_t: MVA with it minus MVA without it is MetaLA on level 1."""
     p = data.draw(problems("mva", fixed={"branches": "shared", "low_query": None}))
-    q, k, v, levels = p.inputs.values()
+    q, _, v, levels = p.inputs.values()
     r = data.draw(normal(*q.shape[:3], levels.shape[-1], label="r"))
     low = mva.metala(r, v, levels[0], key_mask=p.options["key_mask"]).o
     A = p.weights().abs().sum(-1).max()

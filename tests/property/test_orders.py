@@ -32,7 +32,8 @@ def total_variation(a, b):
 def test_lemma_a_perturbed_softmax_moves_by_at_most_tanh(data):
     """Lemma: TV(a, b) <= tanh(omega / 4), and the output moves by at most that times the diameter of the values."""
     n = data.draw(st.integers(1, 7), label="n")
-    x, delta = rows(data.draw, n, 3.0), data.draw(normal(n, scale=data.draw(st.sampled_from((1e-3, 1.0, 20.0)), label="size"), label="delta"))
+    size = data.draw(st.sampled_from((1e-3, 1.0, 20.0)), label="size")
+    x, delta = rows(data.draw, n, 3.0), data.draw(normal(n, scale=size, label="delta"))
     v = data.draw(normal(n, 3, label="v"))
     a, b = x.softmax(0), (x + delta).softmax(0)
     bound = math.tanh(float(delta.max() - delta.min()) / 4)

@@ -175,7 +175,10 @@ def test_p13_lossless_storage_is_softmax(row, data):
 @pytest.mark.rows("gsa")
 @given(st.data())
 def test_p14_clustering_error(data):
-    """P14: slots that hold cluster means, biased by log n_c, are off by at most tanh(omega / 4) diam(V), delta_i = tau q.(mu_c(i) - k_i)."""
+    """P14: slots that hold cluster means, biased by log n_c, are off by at most tanh(omega / 4) diam(V).
+
+    Here delta_i = tau q.(mu_c(i) - k_i), and omega is its span.
+    """
     t, D, M = (data.draw(st.integers(1, n), label=label) for n, label in ((8, "t"), (3, "D"), (3, "M")))
     k, v, q = data.draw(normal(t, D, label="k")), data.draw(normal(t, 3, label="v")), 2 * data.draw(normal(D, label="q"))
     owner = torch.tensor(data.draw(st.lists(st.integers(0, M - 1), min_size=t, max_size=t), label="cluster"))

@@ -58,14 +58,19 @@ def test_p21_any_partition_of_the_keys_merges_back(row, data):
 @pytest.mark.parametrize("row", BOTH)
 @given(st.data())
 def test_p22_a_window_that_holds_everything_is_softmax(row, data):
-    """P22: W + n >= T is softmax attention, output and log-mass, whatever the gates, reads, biases and levels."""
+    """P22: W + n >= T is softmax attention, output and log-mass, whatever the gates, reads, biases and levels.
+
+    W and n may be beyond any memory: without a state to carry, only what the tokens fill is kept.
+    """
     p = data.draw(problems(row))
     q, k, v = (p.inputs[n] for n in "qkv")
     T = q.shape[1]
     sinks = data.draw(st.integers(0, T - 1), label="sinks")
+    window = data.draw(st.sampled_from((T - sinks, 2**60)), label="window")
+    sinks = data.draw(st.sampled_from((sinks, 2**60)), label="sinks in the call")
     exact = mva.softmax(q, k, v, scale=p.options["scale"], key_mask=p.options["key_mask"])
     for impl in ("naive", "recurrent", "chunk"):
-        out = p.run(impl, window=T - sinks, sinks=sinks)
+        out = p.run(impl, window=window, sinks=sinks)
         torch.testing.assert_close(out.o, exact.o, rtol=1e-12, atol=1e-12)
         if out.lse is not None:
             torch.testing.assert_close(out.lse, exact.lse, rtol=1e-12, atol=1e-12)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...frame import form, tree_map
-from ...ring import advance, delay_gates, fresh_slots, fresh_state
+from ...ring import advance, delay_gates, fresh_slots, fresh_state, room
 from ...types import Output, SlotState, WindowState, has_mass
 from .local import local_attention
 from .reading import Perceptron, log_written, masked_softmax, read
@@ -137,6 +137,7 @@ def mva_sw(
 ) -> Output:
     """MVA-SW: blocked local attention, and MVA by chunks over the delayed tokens; see mva_ref.naive.mva_sw."""
     (B, T, HQ, _), scale = q.shape, q.shape[-1] ** -0.5 if scale is None else scale
+    window, sinks = (window, sinks) if initial_state or output_final_state else room(window, sinks, T)
     s0 = initial_state or fresh_state(k, v, g_levels, low_g, window, sinks)
     books = advance(k, v, key_mask, s0)
     gates, ring_g = delay_gates(g_levels.movedim(0, 2), s0.g, s0.seen, books.counts)

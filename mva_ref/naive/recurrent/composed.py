@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, einsum
 
 from ...frame import form, tree_map
-from ...ring import fresh_state
+from ...ring import fresh_state, room
 from ...types import Output, SlotState, WindowState, has_mass
 from . import levels as at
 from .levels import Options
@@ -67,7 +67,8 @@ def mva_sw(
     >>> torch.allclose(mva_sw(q, k, v, torch.zeros(1, 1, 5, 2, 3), window=1, slot_bias="mass").o, v)
     True
     """
-    (B, T, H, D), HQ, W, n = k.shape, q.shape[2], window, sinks
+    (B, T, H, D), HQ = k.shape, q.shape[2]
+    W, n = (window, sinks) if initial_state or output_final_state else room(window, sinks, T)
     scale = D**-0.5 if scale is None else scale
     s0, g = initial_state or fresh_state(k, v, g_levels, low_g, W, n), g_levels.movedim(0, 2)
     levels = at.start(k, v, g_levels, low_g, s0.slots)

@@ -1,0 +1,240 @@
+"""What every method keeps to, whatever its mathematics; generated from the registry."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, find, given, settings
+from hypothesis import strategies as st
+
+import mva_ref as mva
+from mva_ref.frame import leaves, tree_map
+from mva_ref.testing.strategies import Problem, normal, problems
+
+ROWS = [row.name for row in mva.methods()]
+FORMS = [(row.name, impl) for row in mva.methods() for impl in row.implementations()]
+STATEFUL = [(row, impl) for row, impl in FORMS if row != "softmax"]
+TIME = {"q": 1, "k": 1, "v": 1, "g": 1, "r": 1, "s": 1, "low_query": 1, "low_g": 1, "key_mask": 1, "g_levels": 2, "slot_bias": 1,
+        "hard_weight": 1, "branch_gate": 1}
+FEW = settings(max_examples=12)  # rows x forms x examples: each test runs some 250 problems even so
+ORDINARY: dict[str, Any] = {"order": 2, "read": "softmax", "centre": None}
+
+
+def tensors(p: Problem) -> dict[str, Any]:
+    return {**p.inputs, **p.options}
+
+
+def on_tokens(p: Problem, index: torch.Tensor) -> Problem:
+    def part(name: str, x: Any) -> Any:
+        return x.index_select(TIME[name], index) if name in TIME and isinstance(x, torch.Tensor) else x
+    return p._replace(inputs={n: part(n, x) for n, x in p.inputs.items()}, options={n: part(n, x) for n, x in p.options.items()})
+
+
+def first_sequence(p: Problem) -> Problem:
+    def part(name: str, x: Any) -> Any:
+        return x.narrow(TIME[name] - 1, 0, 1) if name in TIME and isinstance(x, torch.Tensor) else x
+    return p._replace(inputs={n: part(n, x) for n, x in p.inputs.items()}, options={n: part(n, x) for n, x in p.options.items()})
+
+
+def assert_equal_outputs(a: Any, b: Any) -> None:
+    for x, y in zip(leaves(a), leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("row", "impl"), FORMS)
+@FEW
+@given(st.data())
+def test_packed_sequences_are_sequences(row, impl, data):
+    """Property: with cu_seqlens each packed sequence, empty ones included, gives its own output, log-mass and state."""
+    p = first_sequence(data.draw(problems(row, fixed=ORDINARY)))
+    T = p.inputs["v"].shape[1]
+    ends = [0, *sorted(data.draw(st.lists(st.integers(0, T), max_size=3), label="boundaries")), T]
+    options = {} if row == "softmax" else {"output_final_state": True}
+    packed = p.run(impl, cu_seqlens=torch.tensor(ends, dtype=data.draw(st.sampled_from((torch.int32, torch.int64)))), **options)
+    alone = [on_tokens(p, torch.arange(a, b)).run(impl, **options) for a, b in pairwise(ends)]
+    torch.testing.assert_close(packed.o, torch.cat([x.o for x in alone], 1), rtol=1e-10, atol=1e-10)
+    if packed.lse is not None:
+        torch.testing.assert_close(packed.lse, torch.cat([x.lse for x in alone], 1), rtol=1e-10, atol=1e-10)
+    for n, single in enumerate(alone):
+        assert_equal_outputs(tree_map(lambda x, n=n: x[n : n + 1], packed.state), single.state)
+
+
+@pytest.mark.parametrize(("row", "impl"), FORMS)
+@FEW
+@given(st.data())
+def test_grouped_heads_are_repeated_heads(row, impl, data):
+    """Property: query head h reads KV head h // (HQ / H): the same as repeating keys, values and gates for every query head."""
+    p = data.draw(problems(row, fixed=ORDINARY))
+    H = p.inputs["v"].shape[2]
+    R = p.run(impl).o.shape[2] // H
+    axis = {"k": 2, "v": 2, "g": 2, "s": 2, "low_g": 2, "g_levels": 3}
+    repeated = {n: x.repeat_interleave(R, axis[n]) for n, x in tensors(p).items() if n in axis and isinstance(x, torch.Tensor)}
+    torch.testing.assert_close(p.run(impl, **repeated).o, p.run(impl).o, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("row", "impl"), FORMS)
+@FEW
+@given(st.data())
+def test_a_masked_token_is_neither_seen_nor_written(row, impl, data):
+    """Property: what a masked token contains changes nothing; where no window counts places, neither does leaving it out."""
+    p = data.draw(problems(row, min_T=2, fixed={**ORDINARY, "key_mask": None, "branches": "shared"}))
+    B, T = p.inputs["v"].shape[:2]
+    t = data.draw(st.integers(0, T - 1), label="masked")
+    keep = torch.arange(T) != t
+    mask = keep.expand(B, T)
+    changed = {}
+    for name in ("k", "v", "g", "g_levels", "s"):
+        if name in p.inputs:
+            x = p.inputs[name].clone()
+            x.select(TIME[name], t).fill_(-7.0)
+            changed[name] = x
+    options = {} if row == "softmax" else {"output_final_state": True}
+    plain = p.run(impl, key_mask=mask, **options)
+    same = p.run(impl, key_mask=mask, **changed, **options)
+    if row != "metala" or p.options.get("self_augmentation") is None:
+        torch.testing.assert_close(same.o, plain.o, rtol=1e-10, atol=1e-10)
+    if row not in ("gsa_sw", "mva_sw") and p.options.get("window") is None:
+        assert_equal_outputs(same.state, plain.state)
+        rest = keep.nonzero().flatten()
+        torch.testing.assert_close(on_tokens(p, rest).run(impl).o, plain.o[:, rest], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("row", "impl"), FORMS)
+@FEW
+@given(st.data())
+def test_inputs_are_left_alone(row, impl, data):
+    """Property: inputs and initial state are the same bits after the call."""
+    p = data.draw(problems(row, fixed=ORDINARY))
+    given_ = tensors(p)
+    if row != "softmax":
+        given_["initial_state"] = p.run(impl, output_final_state=True).state
+        given_["output_final_state"] = True
+    before = tree_map(torch.clone, tuple(given_.values()))
+    mva.attention(row, **given_, impl=impl)
+    assert all(torch.equal(x, y) for x, y in zip(leaves(before), leaves(tuple(given_.values())), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("row", "impl"), FORMS)
+@settings(max_examples=5)
+@given(st.data())
+def test_dtypes(row, impl, dtype, data):
+    """Property: o has the dtype of q; states and lse are float32, or float64 with float64 inputs; autocast changes no bit."""
+    p = data.draw(problems(row, dtype=dtype, fixed={"key_mask": None, **ORDINARY}))
+    options = {} if row == "softmax" else {"output_final_state": True}
+    out = p.run(impl, **options)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert out.o.dtype == dtype
+    assert all(x.dtype == wide for x in leaves((out.state, out.lse)) if x.is_floating_point())
+    with torch.autocast("cpu", torch.bfloat16):
+        again = p.run(impl, **options)
+    assert torch.equal(again.o, out.o)
+
+
+def differentiable(p: Problem) -> dict[str, Any]:
+    return {n: tree_map(lambda x: x.clone().requires_grad_() if x.is_floating_point() else x, x) for n, x in tensors(p).items()}
+
+
+@pytest.mark.parametrize(("row", "impl"), FORMS)
+@settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_gradients_are_derivatives(row, impl, data):
+    """Property: gradients through every floating input, gates and initial state included, are those of finite differences."""
+    fixed = {"key_mask": None, "slot_bias": data.draw(st.sampled_from((None, "mass")), label="bias"), "order": 2}
+    p = data.draw(problems(row, max_T=4, fixed=fixed))
+    gates = {n: -torch.rand(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype) - 0.1
+             for n, x in tensors(p).items() if n in ("g", "g_levels", "low_g") and x is not None}
+    p = p._replace(inputs={**p.inputs, **{n: x for n, x in gates.items() if n in p.inputs}},
+                   options={**p.options, **{n: x for n, x in gates.items() if n in p.options}})
+    fixed_options = {}
+    if row != "softmax" and p.options.get("centre") != "mean":
+        fixed_options["initial_state"] = p.run(impl, output_final_state=True).state
+    x = {**tensors(p), **fixed_options}
+    names = [n for n, v in x.items() if isinstance(v, torch.Tensor) and v.is_floating_point() and n != "hard_weight"]
+    state = x.get("initial_state")
+    parts = [] if state is None else [v for v in leaves(state) if v.is_floating_point()]
+
+    def f(*values):
+        new = dict(zip(names, values[: len(names)], strict=True))
+        if state is not None:
+            fresh = iter(values[len(names) :])
+            new["initial_state"] = tree_map(lambda v: next(fresh) if v.is_floating_point() else v, state)
+        out = mva.attention(row, **{**x, **new}, impl=impl)
+        return (out.o,) if out.lse is None else (out.o, torch.where(out.lse.isneginf(), 0, out.lse))
+
+    inputs = [v.clone(memory_format=torch.contiguous_format).requires_grad_() for v in [*(x[n] for n in names), *parts]]
+    assert torch.autograd.gradcheck(f, inputs, eps=1e-6, atol=1e-4, rtol=1e-3, nondet_tol=0.0, fast_mode=True)
+
+
+@pytest.mark.parametrize(("row", "impl"), FORMS)
+@FEW
+@given(st.data())
+def test_gradients_are_finite_at_extreme_gates(row, impl, data):
+    """Property: gates of 0, -1e4 and -inf, masked tokens and hidden slots give finite gradients, never NaN."""
+    p = data.draw(problems(row, fixed={"read": data.draw(st.sampled_from(("softmax", "sigmoid", 2)), label="read"), "order": 2}))
+    x = differentiable(p)
+    out = mva.attention(row, **x, impl=impl)
+    assert out.o.isfinite().all()
+    out.o.sum().backward()
+    grads = [t.grad for t in leaves(tuple(x.values())) if t.grad is not None]
+    assert grads and all(g.isfinite().all() for g in grads)
+
+
+def sums_to_one(p: Problem) -> bool:
+    A = p.weights()
+    return bool(((A.sum(-1) - 1).abs() < 1e-10 * (1 + A.abs().sum(-1) ** 2)).all())
+
+
+def non_negative(p: Problem) -> bool:
+    return bool((p.weights() >= -1e-12).all())
+
+
+CLAIMS = [(row.name, claim) for row in mva.methods() for claim in ("normalised", "positive")]
+HOLDS = {"normalised": sums_to_one, "positive": non_negative}
+
+
+@pytest.mark.parametrize(("row", "claim"), [x for x in CLAIMS if getattr(mva.registry.method(x[0]), x[1])])
+@given(st.data())
+def test_weights_have_the_properties_the_registry_gives_them(row, claim, data):
+    """Property: rows of A sum to one, and entries are not negative, where the registry says so."""
+    assert HOLDS[claim](data.draw(problems(row, default=True)))
+
+
+@pytest.mark.parametrize(("row", "claim"), [x for x in CLAIMS if not getattr(mva.registry.method(x[0]), x[1])])
+def test_what_the_registry_denies_has_a_counterexample(row, claim):
+    """Property: where the registry does not say that rows sum to one, or that entries are not negative, one can be found that does not."""
+    search = settings(max_examples=500, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    found = find(problems(row, default=True), lambda p: not HOLDS[claim](p), settings=search)
+    assert not HOLDS[claim](found)
+
+
+@pytest.mark.parametrize(("row", "impl"), STATEFUL)
+@FEW
+@given(st.data())
+def test_no_tokens_change_nothing(row, impl, data):
+    """Property: a call on no tokens returns no output and the state it was given."""
+    p = data.draw(problems(row, fixed={**ORDINARY, "key_mask": None}))
+    state = p.run(impl, output_final_state=True).state
+    none = on_tokens(p, torch.arange(0)).run(impl, output_final_state=True, initial_state=state)
+    assert none.o.shape[1] == 0 and none.o.shape[2:] == p.run(impl).o.shape[2:]
+    assert all(torch.equal(x, y) for x, y in zip(leaves(state), leaves(none.state), strict=True))
+
+
+@pytest.mark.parametrize(("row", "impl"), FORMS)
+@FEW
+@given(st.data())
+def test_strides_do_not_matter(row, impl, data):
+    """Property: transposed and expanded inputs give what their contiguous copies give, forward and backward."""
+    p = data.draw(problems(row, fixed=ORDINARY))
+    strided = {n: x.transpose(0, -1).contiguous().transpose(0, -1) for n, x in p.inputs.items()}
+    x = {n: v.clone().requires_grad_() for n, v in p.inputs.items()}
+    y = {n: v.requires_grad_() for n, v in strided.items()}
+    a, b = (mva.attention(row, **{**p.options, **z}, impl=impl).o for z in (x, y))
+    upstream = data.draw(normal(1, 1, 1, 1, label="upstream")).expand(a.shape)
+    a.backward(upstream)
+    b.backward(upstream)
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    for u, v in zip(x.values(), y.values(), strict=True):
+        torch.testing.assert_close(u.grad, v.grad, rtol=1e-9, atol=1e-9)

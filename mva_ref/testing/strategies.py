@@ -72,6 +72,9 @@ def problems(
 
     With default=True only what the method requires is drawn; otherwise its options too. `fixed` sets options (and then draws
     nothing for them; those that the row does not have are ignored); options that depend on each other are drawn together.
+
+    Never drawn, because a test makes them from the drawn problem: initial_state, output_final_state and cu_seqlens; nor
+    self_augmentation, under which MetaLA is not linear in v.
     """
     row = method(name)
     fixed = {key: x for key, x in (fixed or {}).items() if key in row.options}

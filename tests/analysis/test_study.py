@@ -1,12 +1,18 @@
 """The study: its measures, its resume, its report, and the published table on the real model."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pandas as pd
 import pytest
 import torch
+from matplotlib import pyplot as plt
 
 import mva_ref as mva
 from analysis import fit, study, texts
 from analysis.cases import Case, cases, slot_count
+from analysis.figures import FIGURES, draw_figure
 from analysis.report import report
 from mva_ref import cli
 from mva_ref.models.capture import QKV, capture
@@ -105,6 +111,28 @@ def test_the_report_says_what_the_table_says():
     text = report(pd.DataFrame(rows), about)
     assert "MVA-2, equal state has the smaller error than GSA, equal state in 0 of 1 layers (0.400 against 0.300 in layer 0)" in text
     assert "Best: layer 0: window 16 (0.20)" in text
+
+
+PUBLISHED_STUDY = Path(__file__).parents[2] / "docs" / "reports" / "study"
+
+
+def published() -> tuple[pd.DataFrame, dict[str, Any]]:
+    return pd.read_csv(PUBLISHED_STUDY / "study.csv"), json.loads((PUBLISHED_STUDY / "study.json").read_text())
+
+
+def test_the_published_report_is_what_its_numbers_say():
+    assert report(*published()) == (PUBLISHED_STUDY / "report.md").read_text()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_point_of_a_figure_is_inside_its_axes(name):
+    figure = draw_figure(name, *published())
+    for ax in figure.axes:
+        (left, right), (low, high) = sorted(ax.get_xlim()), sorted(ax.get_ylim())
+        points = [xy for line in ax.lines if len(line.get_xdata()) > 2 or line.get_marker() != "None" for xy in line.get_xydata()]
+        points += [(bar.get_width(), bar.get_y()) for bar in ax.patches]
+        assert points and all(left <= x <= right and low <= y <= high for x, y in points)
+    plt.close(figure)
 
 
 def test_command_line(capsys, monkeypatch):

@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .api import (
-        abc, attention, gsa, gsa_sw, merge, metala, methods, mqva, mqvswa, mva, mva_sw, softmax, taylor, weights,
-    )
-    from .types import AbcState, ArgumentError, Output, SlotState, TaylorState, WindowState
+    from .api import attention, merge, methods, weights
+    from .functions import abc, gla, gsa, gsa_sw, linear, metala, mqva, mqvswa, mva, mva_sw, softmax, taylor
+    from .types import AbcState, ArgumentError, FeatureState, MatrixState, Output, SlotState, TaylorState, WindowState
 
-_API = (
-    "abc", "attention", "gsa", "gsa_sw", "merge", "metala", "methods", "mqva", "mqvswa", "mva", "mva_sw", "softmax", "taylor", "weights",
-)
-_TYPES = ("AbcState", "ArgumentError", "Output", "SlotState", "TaylorState", "WindowState")
+# Names only, so that nothing is imported for them: a test compares them with the registry.
+_API = ("attention", "merge", "methods", "weights")
+_FUNCTIONS = ("abc", "gla", "gsa", "gsa_sw", "linear", "metala", "mqva", "mqvswa", "mva", "mva_sw", "softmax", "taylor")
+_TYPES = ("AbcState", "ArgumentError", "FeatureState", "MatrixState", "Output", "SlotState", "TaylorState", "WindowState")
 _MODULES = ("fast", "naive", "registry", "testing")
 
-__all__ = ["__version__", *_API, *_TYPES]  # noqa: PLE0604
+__all__ = ["__version__", *_API, *_FUNCTIONS, *_TYPES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
     if name in _API:
         return getattr(import_module(".api", __name__), name)
+    if name in _FUNCTIONS:
+        return getattr(import_module(".functions", __name__), name)
     if name in _TYPES:
         return getattr(import_module(".types", __name__), name)
     if name in _MODULES:

@@ -4,14 +4,16 @@ Checks that read values synchronise, so on a GPU they run only with check_finite
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .types import AbcState, ArgumentError, Output, SlotState, TaylorState, WindowState
+from . import types
+from .method import Method
+from .types import ArgumentError, Output
 
 SHAPES = {
     "q": "B T HQ D", "k": "B T H D", "v": "B T H V", "g": "B T H M", "g_levels": "L B T H M", "r": "B T HQ M", "s": "B T H M",
@@ -22,7 +24,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "residual": ("post", "pre"), "branches": ("shared", "separate", "gated"), "integration": ("soft", "hard"),
 }
 LARGEST = torch.finfo(torch.float64).max
-FINITE = ("q", "k", "v", "r", "low_query", "self_augmentation", "centre")
+RANGES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    **dict.fromkeys(("g", "g_levels", "low_g", "log_decay", "head_decay"), (lambda x: x <= 0, "natural-log decays in [-inf, 0]")),
+    **dict.fromkeys(("hard_weight", "branch_gate", "window_weight"),
+                    (lambda x: (x >= 0) & (x <= 1), "a probability in [0, 1], not a logit")),
+    "slot_bias": (lambda x: x < math.inf, "log weights in [-inf, inf)"),
+    "beta": (lambda x: (x >= 0) & (x <= 2), "write strengths in [0, 2]"),
+    "dt": (lambda x: (x >= 0) & (x < math.inf), "time steps in [0, inf)"),
+    "A": (lambda x: x <= 0, "rates in [-inf, 0]"),
+}
 STATE_DTYPES = {"present": (torch.bool,), "sink_present": (torch.bool,), "seen": (torch.int64,), "written": (torch.int64,)}
 MOST_FEATURES = 2**22
 
@@ -121,45 +131,29 @@ def _perceptron(x: Any, args: dict[str, Any], dims: dict[str, int]) -> None:
             fail(name, f"is {show(part)}", f"a floating tensor on {device} of shape {' or '.join(map(str, allowed))}")
 
 
-def _state(name: str, state: Any, args: dict[str, Any], dims: dict[str, int], N: int, check_finite: bool) -> None:
-    """Check a state against the shapes that this call would return."""
+def _state(row: Method, state: Any, args: dict[str, Any], sizes: dict[str, int], check_finite: bool) -> None:
+    """Check a state against what this call would return."""
     if state is None:
         return
-    H, M, D, V, L = (dims.get(x, 0) for x in ("H", "M", "D", "V", "L"))
-    levels = [L] if name in ("mva", "mva_sw") else []
-    slots: dict[str, Any] = {
-        "K": None if name == "metala" else [N, *levels, H, M, D], "V": [N, *levels, H, M, V], "log_decay": [N, *levels, H, M],
-        "low_V": [N, H, M, V] if args.get("branches") == "separate" else None,
-    }
-    kinds: dict[str, tuple[type, dict[str, Any]]] = {
-        **dict.fromkeys(("metala", "gsa", "mva"), (SlotState, slots)),
-        "abc": (AbcState, {"K": [N, H, M, D], "V": [N, H, M, V], "z": [N, H, M]}),
-    }
-    if name == "taylor":
-        F = math.comb(D + args["order"], args["order"])
-        kinds[name] = TaylorState, {"S": [N, H, F, V], "z": [N, H, F], "key_sum": [N, H, D], "tokens": [N]}
-    if name in ("gsa_sw", "mva_sw"):
-        W, n = args["window"], args["sinks"]
-        kinds[name] = WindowState, {
-            "slots": slots, "k": [N, W, H, D], "v": [N, W, H, V], "g": [N, W, *levels, H, M],
-            "low_g": [N, W, H, M] if args.get("branches") == "separate" else None, "present": [N, W],
-            "sink_k": [N, n, H, D], "sink_v": [N, n, H, V], "sink_present": [N, n], "seen": [N], "written": [N],
-        }
-    kind, fields = kinds[name]
+    kind = getattr(types, row.state_type or "")
     if not isinstance(state, kind):
-        fail("initial_state", f"is {show(state)}", f"a {kind.__name__}, as {name} returns with output_final_state=True")
-    _fields("initial_state", state, fields, args, check_finite)
+        fail("initial_state", f"is {show(state)}", f"a {kind.__name__}, as {row.name} returns with output_final_state=True")
+    _fields("initial_state", state, row.state_fields, args, sizes, check_finite)
 
 
-def _fields(name: str, state: Any, fields: dict[str, Any], args: dict[str, Any], check_finite: bool) -> None:
+def _fields(name: str, state: Any, fields: Mapping[str, Any], args: dict[str, Any], sizes: dict[str, int], check_finite: bool) -> None:
     device = next(x.device for x in args.values() if isinstance(x, Tensor))
-    for key, shape in fields.items():
+    for key, letters in fields.items():
         x, where = getattr(state, key), f"{name}.{key}"
-        if isinstance(shape, dict):
-            if not isinstance(x, SlotState):
-                fail(where, f"is {show(x)}", "a SlotState")
-            _fields(where, x, shape, args, check_finite)
-        elif key == "log_decay" and x is None:
+        if isinstance(letters, Mapping):
+            kind = types.SlotState if "log_decay" in letters else types.FeatureState
+            if not isinstance(x, kind):
+                fail(where, f"is {show(x)}", f"a {kind.__name__}")
+            _fields(where, x, letters, args, sizes, check_finite)
+            continue
+        absent = letters is None or (key.startswith("low_") and args.get("branches") != "separate")
+        shape = None if absent else [sizes[letter] for letter in letters.split()]
+        if key == "log_decay" and x is None:
             if args.get("slot_bias") == "mass":
                 fail(where, "is None", 'the total log decay of every slot, which slot_bias = "mass" needs')
         elif shape is None:
@@ -170,20 +164,21 @@ def _fields(name: str, state: Any, fields: dict[str, Any], args: dict[str, Any],
         elif x.dtype not in (dtypes := STATE_DTYPES.get(key, (torch.float32, torch.float64))):
             why = ": states are never kept in a half type" if x.dtype in (torch.float16, torch.bfloat16) else ""
             fail(where, f"is {show(x)}", " or ".join(str(d).removeprefix("torch.") for d in dtypes) + why)
-        elif key in ("log_decay", "g", "low_g"):
-            _range(where, x, lambda g: g <= 0, "natural-log decays in [-inf, 0]", check_finite)
+        elif key in RANGES:
+            _range(where, x, *RANGES[key], check_finite)
         elif x.is_floating_point() and check_finite:
-            empty = key == "z" and isinstance(state, AbcState)      # the logsumexp of a slot that nothing was written to is -inf
+            empty = key == "z" and isinstance(state, types.AbcState)    # the logsumexp of a slot that nothing was written to is -inf
             _range(where, x, (lambda y: y < math.inf) if empty else torch.isfinite, "finite numbers (check_finite=True)", True)
 
 
-def check(name: str, inputs: tuple[str, ...], args: dict[str, Any], check_finite: bool) -> None:
+def check(row: Method, args: dict[str, Any], check_finite: bool, impl: str | None = None) -> None:
     """Check every argument of one method; `args` holds all of them by name, defaults included."""
     dims: dict[str, int] = {}
     origin: dict[str, str] = {}
-    for key in [*inputs, *(x for x in SHAPES if x in args and x not in inputs)]:
+    inputs, shapes = row.inputs, {**SHAPES, **row.shapes}
+    for key in [*inputs, *(x for x in shapes if x in args and x not in inputs)]:
         if key in inputs or args[key] is not None:
-            _tensor(key, args[key], SHAPES[key], dims, origin)
+            _tensor(key, args[key], shapes[key], dims, origin)
     dims.setdefault("HQ", dims["H"])
     if dims["HQ"] % dims["H"]:
         fail(inputs[0], f"has HQ = {dims['HQ']} query heads for H = {dims['H']} KV heads", "HQ a multiple of H")
@@ -197,29 +192,32 @@ def check(name: str, inputs: tuple[str, ...], args: dict[str, Any], check_finite
             fail(key, f"is on {x.device}", f"{first.device}, where {inputs[0]} is")
         if key in ("k", "v") and x.dtype != first.dtype:
             fail(key, f"is {x.dtype}", f"{first.dtype}, the dtype of {inputs[0]}")
-    _options(name, args, dims)
-    for key in ("g", "g_levels", "low_g"):
-        if args.get(key) is not None:
-            _range(key, args[key], lambda x: x <= 0, "natural-log decays in [-inf, 0]", check_finite)
-    for key in ("hard_weight", "branch_gate"):
-        if args.get(key) is not None:
-            _range(key, args[key], lambda x: (x >= 0) & (x <= 1), "a probability in [0, 1], not a logit", check_finite)
-    if isinstance(args.get("slot_bias"), Tensor):
-        _range("slot_bias", args["slot_bias"], lambda x: x < math.inf, "log weights in [-inf, inf)", check_finite)
+    _options(row.name, args, dims)
+    for key, (ok, wanted) in RANGES.items():
+        if isinstance(args.get(key), Tensor):
+            _range(key, args[key], ok, wanted, check_finite)
     if check_finite:
         W, a = args.get("perceptron") or (None, None)
-        parts = {**{key: args.get(key) for key in FINITE}, "perceptron W": W, "perceptron a": a}
-        for key, x in parts.items():
-            if isinstance(x, Tensor):
+        for key, x in {**args, "perceptron W": W, "perceptron a": a}.items():
+            if isinstance(x, Tensor) and x.is_floating_point() and key not in {*RANGES, "s"}:
                 _range(key, x, torch.isfinite, "finite numbers (check_finite=True)", True)
         if args.get("s") is not None:
             _range("s", args["s"], lambda x: x < math.inf, "slot logits in [-inf, inf) (check_finite=True)", True)
-    N = _packed(args["cu_seqlens"], first.device, dims) if args.get("cu_seqlens") is not None else dims["B"]
+    states = _packed(args["cu_seqlens"], first.device, dims) if args.get("cu_seqlens") is not None else dims["B"]
     if isinstance(args.get("centre"), Tensor):
-        shapes = [[N, dims["H"], dims["D"]], [1, dims["H"], dims["D"]]]
-        if list(args["centre"].shape) not in shapes or not args["centre"].is_floating_point():
-            fail("centre", f"is {show(args['centre'])}", f"a floating tensor [B, H, D] = {shapes[0]}")
-    _state(name, args.get("initial_state"), args, dims, N, check_finite)
+        wide = [[states, dims["H"], dims["D"]], [1, dims["H"], dims["D"]]]
+        if list(args["centre"].shape) not in wide or not args["centre"].is_floating_point():
+            fail("centre", f"is {show(args['centre'])}", f"a floating tensor [B, H, D] = {wide[0]}")
+    if not row.stateful:
+        return
+    carried = args["initial_state"] is not None or args["output_final_state"]
+    sizes = {**dims, "B": states, "N": args.get("order", 0), "W": args.get("window", 0), "n": args.get("sinks", 0),
+             "C": args.get("segment", 0)}
+    sizes.setdefault("E", dims.get("D", 0))
+    sizes["F"] = row.feature_count(**sizes)
+    if sizes["F"] > MOST_FEATURES and (carried or impl == "recurrent"):
+        fail("order", f"is {sizes['N']}, so that a state has {sizes['F']:.3g} features", f"at most {MOST_FEATURES} features, or no state")
+    _state(row, args["initial_state"], args, sizes, check_finite)
 
 
 def _options(name: str, args: dict[str, Any], dims: dict[str, int]) -> None:
@@ -255,17 +253,6 @@ def _options(name: str, args: dict[str, Any], dims: dict[str, int]) -> None:
         shapes = [dims["M"]], [dims["HQ"], dims["M"]]
         if not isinstance(aug, Tensor) or not aug.is_floating_point() or list(aug.shape) not in shapes:
             fail("self_augmentation", f"is {show(aug)}", f"a floating tensor [M] = {shapes[0]} or [HQ, M] = {shapes[1]}")
-    if name == "taylor" and (args["initial_state"] is not None or args["output_final_state"]):
-        feature_count(dims["D"], args["order"])
-
-
-def feature_count(D: int, order: int) -> int:
-    """C(D + N, N), refused where a state of that size is out of the question."""
-    F = math.comb(D + order, order)
-    if F > MOST_FEATURES:
-        is_ = f"is {order}, so that a state has C({D + order}, {order}) = {F:.3g} features"
-        fail("order", is_, f"at most {MOST_FEATURES} features, or no state")
-    return F
 
 
 def _pairs(args: dict[str, Any]) -> None:

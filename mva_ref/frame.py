@@ -13,7 +13,7 @@ from .types import Output
 
 # Where an argument has its time axis; negative for those that may be broadcast.
 TIME_AXIS = {
-    "q": 1, "k": 1, "v": 1, "g": 1, "r": 1, "s": 1, "low_query": 1, "low_g": 1, "key_mask": 1,
+    "q": 1, "k": 1, "v": 1, "g": 1, "r": 1, "s": 1, "low_query": 1, "low_g": 1, "key_mask": 1, "beta": 1, "dt": 1,
     "g_levels": 2, "slot_bias": -3, "hard_weight": -2, "branch_gate": -2,
 }
 

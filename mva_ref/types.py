@@ -46,10 +46,23 @@ class TaylorState(NamedTuple):
     tokens: Tensor
 
 
+class MatrixState(NamedTuple):
+    """What a linear recurrence remembers: S [N, H, D, V], keys by values."""
+
+    S: Tensor
+
+
+class FeatureState(NamedTuple):
+    """What normalised kernel attention remembers: S [N, H, F, V] sum of phi(k_i) (x) v_i, and z [N, H, F] sum of phi(k_i)."""
+
+    S: Tensor
+    z: Tensor
+
+
 class WindowState(NamedTuple):
     """What a sliding-window form remembers: the slots, and the tokens that have not been written to them yet.
 
-    slots                        the SlotState of the history
+    slots                        the SlotState of the history; of a feature map its FeatureState
     k [N, W, H, D], v [N, W, H, V], g [N, W, H, M] (MVA: [N, W, L, H, M]), low_g [N, W, H, M] or None
                                  ring buffers: token i lies at i mod W and is written with its own gates when it leaves the window
     present [N, W]               False where the ring is still empty or the token was masked
@@ -58,7 +71,7 @@ class WindowState(NamedTuple):
     written [N]                  tokens that have gone to the history
     """
 
-    slots: SlotState
+    slots: Any
     k: Tensor
     v: Tensor
     g: Tensor
@@ -71,7 +84,7 @@ class WindowState(NamedTuple):
     written: Tensor
 
 
-State = SlotState | AbcState | TaylorState | WindowState
+State = SlotState | AbcState | TaylorState | MatrixState | FeatureState | WindowState
 
 
 class Output(NamedTuple):

@@ -6,14 +6,16 @@ import pytest
 import torch
 
 import mva_ref as mva
-from mva_ref.registry import METHODS, Method
+from mva_ref.method import Method
+from mva_ref.registry import METHODS
+from mva_ref.testing.examples import DECAYS, example, shape
+from mva_ref.testing.examples import SIZES as EXAMPLE_SIZES
 from mva_ref.types import Output, SlotState
 
 B, T, H, HQ, D, V, M, L, W = 2, 5, 2, 4, 3, 6, 7, 2, 3
 NAN, INF = float("nan"), float("inf")
 SIZES = {"q": (B, T, HQ, D), "k": (B, T, H, D), "v": (B, T, H, V), "g": (B, T, H, M), "g_levels": (L, B, T, H, M), "r": (B, T, HQ, M),
          "s": (B, T, H, M)}
-REQUIRED = {"order": 2, "window": W}
 real_resolve = Method.resolve
 
 
@@ -55,11 +57,11 @@ def low(x):
     return one(-x, B, T, H, M).neg()
 
 
-def arguments(name, dims=None):
-    sizes = {**SIZES, **(dims or {})}
-    made = {key: ones(*sizes[key]) for key in METHODS[name].inputs}
-    made = {key: -x if key.startswith("g") else x for key, x in made.items()}
-    return {**made, **{key: REQUIRED[key] for key in METHODS[name].required}}
+def arguments(name):
+    """Ones of the right shapes, decays of -1, and what else the row requires."""
+    p = example(name)
+    made = {key: shape(name, key, EXAMPLE_SIZES) for key in p.inputs}
+    return {**{key: -ones(*x) if key in DECAYS else ones(*x) for key, x in made.items()}, **p.options}
 
 
 def call(name, **changes):
@@ -278,9 +280,9 @@ table = [
     ("Taylor state of another order", lambda: call("taylor", order=3, initial_state=state_of("taylor"))(),
      "initial_state.S: is a torch.float64"),
     ("Taylor state too large", lambda: mva.taylor(*(ones(1, 1, 1, 64) for _ in "qkv"), 32, output_final_state=True),
-     "order: is 32, so that a state has C(96, 32)"),
+     "order: is 32, so that a state has 2.97e+25 features"),
     ("Taylor recurrence too large", lambda: mva.taylor(*(ones(1, 1, 1, 64) for _ in "qkv"), 32, impl="recurrent"),
-     "order: is 32, so that a state has C(96, 32)"),
+     "order: is 32, so that a state has 2.97e+25 features"),
     # Devices, dtypes and values inside tuples and states
     ("perceptron device", call("gsa", read="sigmoid", perceptron=(ones(M, M, device="meta"), None)), "perceptron W: is a torch.float64"),
     ("self_augmentation of integers", call("metala", self_augmentation=ints(*range(M))), "self_augmentation: is a torch.int64 tensor"),

@@ -4,6 +4,8 @@
 softmax_attention.py, then orders.py, writes.py, slots.py, levels.py, window.py, composed.py.
 """
 
+from .baselines.gla import gla
+from .baselines.linear import linear
 from .composed import gsa_sw, mva, mva_sw
 from .gates import slot_gates
 from .logit_slots import abc
@@ -13,4 +15,6 @@ from .slots import gsa, metala
 from .softmax_attention import softmax
 from .taylor_attention import taylor
 
-__all__ = ["abc", "gsa", "gsa_sw", "merge", "metala", "mva", "mva_sw", "phi", "remainder", "slot_gates", "softmax", "taylor"]
+__all__ = [
+    "abc", "gla", "gsa", "gsa_sw", "linear", "merge", "metala", "mva", "mva_sw", "phi", "remainder", "slot_gates", "softmax", "taylor",
+]

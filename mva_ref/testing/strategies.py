@@ -1,35 +1,20 @@
 """All Hypothesis strategies, and nothing else: small problems for any registry row, with the gates that break kernels."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ..registry import method
-from ..types import Output
+from .examples import DECAYS, Problem, elu_plus_one, into, shape
 
 GATES = (0.0, -1e-6, -1.0, -20.0, -90.0, -1e4, -torch.inf)
 
 
-class Problem(NamedTuple):
-    """One call of one method: `inputs` by name in positional order, `options` by name."""
-
-    name: str
-    inputs: dict[str, Tensor]
-    options: dict[str, Any]
-
-    def run(self, impl: str | None = "naive", **changes: Any) -> Output:
-        """Call the method; `changes` replace inputs or options."""
-        from ..api import attention
-
-        return attention(self.name, **{**self.inputs, **self.options, "impl": impl, **changes})
-
-    def weights(self, impl: str | None = "naive", **changes: Any) -> Tensor:
-        """The T x T matrix A of the call."""
-        from ..api import weights
-
-        return weights(self.name, **{**self.inputs, **self.options, "impl": impl, **changes})
+def exponential(x: Tensor) -> Tensor:
+    """A positive feature map that is not bounded: exp(x / 4)."""
+    return (x / 4).exp()
 
 
 @st.composite
@@ -82,16 +67,17 @@ def problems(
     T = draw(st.integers(min_T, max_T), label="T")
     D, V, M = (draw(st.integers(1, n), label=label) for n, label in ((4, "D"), (5, "V"), (4, "M")))
     HQ = H * R
-    shapes = {"q": (B, T, HQ, D), "k": (B, T, H, D), "v": (B, T, H, V), "r": (B, T, HQ, M), "s": (B, T, H, M)}
-    inputs: dict[str, Tensor] = {}
-    for key in row.inputs:
-        if key == "g":
-            inputs[key] = draw(gates(B, T, H, M, dtype=dtype), label="g")
-        elif key == "g_levels":
-            inputs[key] = draw(gates(L, B, T, H, M, dtype=dtype), label="g_levels")
-        else:
-            size = draw(st.sampled_from((1.0, 0.3, 4.0)), label=f"size of {key}")
-            inputs[key] = draw(normal(*shapes[key], scale=size, label=key, dtype=dtype))
+    sizes = {"B": B, "T": T, "H": H, "HQ": HQ, "D": D, "V": V, "M": M, "L": L, "E": draw(st.integers(1, 3), label="E")}
+
+    def tensor(key: str) -> Tensor:
+        axes = shape(name, key, sizes)
+        if key in DECAYS:
+            g: Tensor = draw(gates(*axes, dtype=dtype), label=key)
+            return g
+        size = draw(st.sampled_from((1.0, 0.3, 4.0)), label=f"size of {key}")
+        return into(key, draw(normal(*axes, scale=size, label=key, dtype=dtype)))
+
+    inputs = {key: tensor(key) for key in row.inputs}
     options: dict[str, Any] = {}
 
     def option(key: str, strategy: st.SearchStrategy[Any]) -> None:
@@ -109,6 +95,11 @@ def problems(
     option("slot_bias", st.sampled_from((None, "mass")) | normal(B, T, HQ, M, label="slot_bias", dtype=dtype))
     option("branches", st.sampled_from(("shared", "separate", "gated")))
     option("key_mask", st.none() | st.lists(st.booleans(), min_size=B * T, max_size=B * T).map(lambda x: torch.tensor(x).view(B, T)))
+    option("feature_map", st.sampled_from((elu_plus_one, exponential)))
+    option("segment", st.integers(1, T + 1))
+    for key in row.shapes:
+        if key not in row.inputs and key not in fixed and (not default or key in row.required):
+            options[key] = tensor(key) if key in row.required or draw(st.booleans(), label=f"{key} given") else None
     known = {**options, **fixed}
     if known.get("integration") == "hard" and "hard_weight" not in fixed:
         options["hard_weight"] = draw(normal(B, T, HQ, label="hard_weight", dtype=dtype)).sigmoid()

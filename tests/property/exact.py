@@ -54,7 +54,9 @@ def softmax(t: int, q: Vector, k: Matrix, v: Matrix, seen: list[int], scale: Num
 def taylor(t: int, q: Vector, k: Matrix, v: Matrix, seen: list[int], scale: Number, order: int, centre: Vector) -> Row:
     r = scale * dot(q, centre)
     row = average([phi(scale * dot(q, k[i]) - r, order) for i in seen], [v[i] for i in seen], len(v[0]))
-    return row._replace(Z=row.Z * mp.exp(r))
+    # a state keeps features of k and of q, whose products are powers of x and of r: those add up to x - r, or cancel
+    parts = sum((phi(abs(scale * dot(q, k[i])) + abs(r), order) for i in seen), ZERO)
+    return row._replace(Z=row.Z * mp.exp(r), condition=parts / abs(row.Z) if row.Z else row.condition)
 
 
 def written(g: Matrix, t: int) -> Matrix:
@@ -162,9 +164,14 @@ def one_head(name: str, h: dict[str, Any], how: dict[str, Any], keep: list[bool]
             rows.append(abc_row(t, h, seen, how["scale"]))
         elif name in ("gsa", "mva"):
             rows.append(slot_row(t, t, h, how, how["read"], normalised=False))
-        else:
+        elif name in ("gsa_sw", "mva_sw"):
             rows.append(window_row(t, h, how, keep))
+        else:
+            raise NotImplementedError(name)
     return rows
+
+
+KNOWN = ("softmax", "taylor", "metala", "abc", "gsa", "mva", "gsa_sw", "mva_sw")
 
 
 def exact(name: str, inputs: dict[str, Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor, float]:

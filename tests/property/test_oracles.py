@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 import mva_ref as mva
 from mva_ref.testing.strategies import normal, problems
 
-from .exact import exact
+from .exact import KNOWN, exact
 
-FORMS = {row.name: row.implementations() for row in mva.methods()}
+FORMS = {row.name: row.implementations() for row in mva.methods() if row.name in KNOWN}
 
 
 @pytest.mark.parametrize("row", FORMS)
@@ -23,9 +23,10 @@ def test_every_form_is_the_definition_in_forty_digits(row, data):
         M = p.inputs["r"].shape[-1]
         p.options["self_augmentation"] = data.draw(normal(M, label="self_augmentation"))
     o, lse, condition = exact(row, p.inputs, p.options)
-    assume(condition < 1e3)     # an odd order's normaliser can come close to 0: then float64 has few digits, whoever computes it
+    assume(condition < 1e6)     # an odd order's normaliser can come close to 0: then float64 has few digits, whoever computes it
+    tolerance = 1e-13 * (10 + condition)
     for impl in FORMS[row]:
         out = p.run(impl)
-        torch.testing.assert_close(out.o, o, rtol=1e-11, atol=1e-11, msg=lambda m, impl=impl: f"{impl}: {m}")
+        torch.testing.assert_close(out.o, o, rtol=tolerance, atol=tolerance, msg=lambda m, impl=impl: f"{impl}: {m}")
         if out.lse is not None:
-            torch.testing.assert_close(out.lse, lse, rtol=1e-11, atol=1e-11, msg=lambda m, impl=impl: f"{impl}: {m}")
+            torch.testing.assert_close(out.lse, lse, rtol=tolerance, atol=tolerance, msg=lambda m, impl=impl: f"{impl}: {m}")

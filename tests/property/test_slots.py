@@ -15,7 +15,7 @@ from mva_ref.testing.strategies import Problem, gates, normal, one_hot_gates, pr
 
 ALL = [row.name for row in mva.methods()]
 SLOTTED = ["metala", "gsa", "mva", "gsa_sw", "mva_sw"]
-KEYED = [name for name in ALL if name != "metala"]
+KEYED = [row.name for row in mva.methods() if row.rotation]
 FORMS = [(row.name, impl) for row in mva.methods() for impl in row.implementations()]
 OTHER_FORMS = [(row.name, impl) for row in mva.methods() for impl in row.implementations() if impl != "naive"]
 TIME = {"q": 1, "k": 1, "v": 1, "g": 1, "r": 1, "s": 1, "low_query": 1, "low_g": 1, "key_mask": 1, "g_levels": 2, "slot_bias": 1,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 import mva_ref as mva
@@ -14,7 +14,7 @@ from mva_ref.testing.strategies import Problem, normal, problems
 
 ROWS = [row.name for row in mva.methods()]
 FORMS = [(row.name, impl) for row in mva.methods() for impl in row.implementations()]
-STATEFUL = [(row, impl) for row, impl in FORMS if row != "softmax"]
+STATEFUL = [(row, impl) for row, impl in FORMS if mva.registry.method(row).stateful]
 TIME = {"q": 1, "k": 1, "v": 1, "g": 1, "r": 1, "s": 1, "low_query": 1, "low_g": 1, "key_mask": 1, "g_levels": 2, "slot_bias": 1,
         "hard_weight": 1, "branch_gate": 1}
 FEW = settings(max_examples=12)  # rows x forms x examples: each test runs some 250 problems even so
@@ -51,7 +51,7 @@ def test_packed_sequences_are_sequences(row, impl, data):
     p = first_sequence(data.draw(problems(row, fixed=ORDINARY)))
     T = p.inputs["v"].shape[1]
     ends = [0, *sorted(data.draw(st.lists(st.integers(0, T), max_size=3), label="boundaries")), T]
-    options = {} if row == "softmax" else {"output_final_state": True}
+    options = {} if not mva.registry.method(row).stateful else {"output_final_state": True}
     packed = p.run(impl, cu_seqlens=torch.tensor(ends, dtype=data.draw(st.sampled_from((torch.int32, torch.int64)))), **options)
     alone = [on_tokens(p, torch.arange(a, b)).run(impl, **options) for a, b in pairwise(ends)]
     torch.testing.assert_close(packed.o, torch.cat([x.o for x in alone], 1), rtol=1e-10, atol=1e-10)
@@ -90,7 +90,7 @@ def test_a_masked_token_is_neither_seen_nor_written(row, impl, data):
             x = p.inputs[name].clone()
             x.select(TIME[name], t).fill_(-7.0)
             changed[name] = x
-    options = {} if row == "softmax" else {"output_final_state": True}
+    options = {} if not mva.registry.method(row).stateful else {"output_final_state": True}
     plain = p.run(impl, key_mask=mask, **options)
     same = p.run(impl, key_mask=mask, **changed, **options)
     if row != "metala" or p.options.get("self_augmentation") is None:
@@ -108,7 +108,7 @@ def test_inputs_are_left_alone(row, impl, data):
     """Property: inputs and initial state are the same bits after the call."""
     p = data.draw(problems(row, fixed=ORDINARY))
     given_ = tensors(p)
-    if row != "softmax":
+    if mva.registry.method(row).stateful:
         given_["initial_state"] = p.run(impl, output_final_state=True).state
         given_["output_final_state"] = True
     before = tree_map(torch.clone, tuple(given_.values()))
@@ -123,7 +123,7 @@ def test_inputs_are_left_alone(row, impl, data):
 def test_dtypes(row, impl, dtype, data):
     """Property: o has the dtype of q; states and lse are float32, or float64 with float64 inputs; autocast changes no bit."""
     p = data.draw(problems(row, dtype=dtype, fixed={"key_mask": None, **ORDINARY}))
-    options = {} if row == "softmax" else {"output_final_state": True}
+    options = {} if not mva.registry.method(row).stateful else {"output_final_state": True}
     out = p.run(impl, **options)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     assert out.o.dtype == dtype
@@ -157,7 +157,7 @@ def test_gradients_are_derivatives(row, impl, data):
     p = p._replace(inputs={**p.inputs, **{n: x for n, x in gates.items() if n in p.inputs}},
                    options={**p.options, **{n: x for n, x in gates.items() if n in p.options}})
     fixed_options = {}
-    if row != "softmax" and p.options.get("centre") != "mean":
+    if mva.registry.method(row).stateful and p.options.get("centre") != "mean":
         fixed_options["initial_state"] = away_from_zero(p.run(impl, output_final_state=True).state)
     x = {**tensors(p), **fixed_options}
     names = [n for n, v in x.items() if isinstance(v, torch.Tensor) and v.is_floating_point() and n != "hard_weight"]
@@ -190,32 +190,50 @@ def test_gradients_are_finite_at_extreme_gates(row, impl, data):
     assert grads and all(g.isfinite().all() for g in grads)
 
 
-def sums_to_one(p: Problem) -> bool:
+def same_matrix(p: Problem, **changes: torch.Tensor) -> bool:
+    A, B = p.weights(), p.weights(**changes)
+    return bool(((A - B).abs() <= 1e-8 * (1 + A.abs().sum(-1, keepdim=True) ** 2)).all())
+
+
+def sums_to_one(p: Problem, seed: int) -> bool:
     A = p.weights()
     return bool(((A.sum(-1) - 1).abs() < 1e-10 * (1 + A.abs().sum(-1) ** 2)).all())
 
 
-def non_negative(p: Problem) -> bool:
+def non_negative(p: Problem, seed: int) -> bool:
     return bool((p.weights() >= -1e-12).all())
 
 
-CLAIMS = [(row.name, claim) for row in mva.methods() for claim in ("normalised", "positive")]
-HOLDS = {"normalised": sums_to_one, "positive": non_negative}
+def keeps_under_rotation(p: Problem, seed: int) -> bool:
+    q, k = p.inputs["q"], p.inputs["k"]
+    U = torch.linalg.qr(torch.randn(q.shape[-1], q.shape[-1], dtype=q.dtype, generator=torch.Generator().manual_seed(seed)))[0]
+    return same_matrix(p, q=q @ U, k=k @ U)
+
+
+def keeps_under_shift(p: Problem, seed: int) -> bool:
+    k = p.inputs["k"]
+    return same_matrix(p, k=k + torch.randn(k.shape[2:], dtype=k.dtype, generator=torch.Generator().manual_seed(seed)))
+
+
+HOLDS = {"normalised": sums_to_one, "positive": non_negative, "rotation": keeps_under_rotation, "shift": keeps_under_shift}
+CLAIMS = [(row.name, claim) for row in mva.methods() for claim in HOLDS
+          if row.one_matrix and (claim in ("normalised", "positive") or {"q", "k"} <= {*row.inputs})]
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 @pytest.mark.parametrize(("row", "claim"), [x for x in CLAIMS if getattr(mva.registry.method(x[0]), x[1])])
 @given(st.data())
 def test_weights_have_the_properties_the_registry_gives_them(row, claim, data):
-    """Property: rows of A sum to one, and entries are not negative, where the registry says so."""
-    assert HOLDS[claim](data.draw(problems(row, default=True)))
+    """Property: rows of A sum to one, no entry is negative, a rotation of q and k or a shift of all keys keeps A: as the registry says."""
+    assert HOLDS[claim](data.draw(problems(row, default=True)), data.draw(SEEDS, label="seed"))
 
 
 @pytest.mark.parametrize(("row", "claim"), [x for x in CLAIMS if not getattr(mva.registry.method(x[0]), x[1])])
 def test_what_the_registry_denies_has_a_counterexample(row, claim):
-    """Property: where the registry does not say that rows sum to one, or that entries are not negative, one can be found that does not."""
-    search = settings(max_examples=500, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    found = find(problems(row, default=True), lambda p: not HOLDS[claim](p), settings=search)
-    assert not HOLDS[claim](found)
+    """Property: where the registry does not claim one of these properties, an input that breaks it can be found."""
+    search = settings(max_examples=500, database=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    found = find(st.tuples(problems(row, default=True), SEEDS), lambda x: not HOLDS[claim](*x), settings=search)
+    assert not HOLDS[claim](*found)
 
 
 @pytest.mark.parametrize(("row", "impl"), STATEFUL)

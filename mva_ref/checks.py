@@ -176,9 +176,12 @@ def check(row: Method, args: dict[str, Any], check_finite: bool, impl: str | Non
     dims: dict[str, int] = {}
     origin: dict[str, str] = {}
     inputs, shapes = row.inputs, {**SHAPES, **row.shapes}
+    identity = [key for key in ("W_q", "W_k") if key in shapes and args[key] is None]      # a projection left out: then E is D
     for key in [*inputs, *(x for x in shapes if x in args and x not in inputs)]:
         if key in inputs or args[key] is not None:
             _tensor(key, args[key], shapes[key], dims, origin)
+        if identity and key == "k":
+            dims["E"], origin["E"] = dims["D"], f"{identity[0]} = None, the identity"
     dims.setdefault("HQ", dims["H"])
     if dims["HQ"] % dims["H"]:
         fail(inputs[0], f"has HQ = {dims['HQ']} query heads for H = {dims['H']} KV heads", "HQ a multiple of H")
@@ -211,12 +214,13 @@ def check(row: Method, args: dict[str, Any], check_finite: bool, impl: str | Non
     if not row.stateful:
         return
     carried = args["initial_state"] is not None or args["output_final_state"]
-    sizes = {**dims, "B": states, "N": args.get("order", 0), "W": args.get("window", 0), "n": args.get("sinks", 0),
+    sizes = {**dims, "B": states, "N": args.get("order", args.get("power", 0)), "W": args.get("window", 0), "n": args.get("sinks", 0),
              "C": args.get("segment", 0)}
     sizes.setdefault("E", dims.get("D", 0))
     sizes["F"] = row.feature_count(**sizes)
     if sizes["F"] > MOST_FEATURES and (carried or impl == "recurrent"):
-        fail("order", f"is {sizes['N']}, so that a state has {sizes['F']:.3g} features", f"at most {MOST_FEATURES} features, or no state")
+        fail("power" if "power" in args else "order", f"is {sizes['N']}, so that a state has {sizes['F']:.3g} features",
+             f"at most {MOST_FEATURES} features, or no state")
     _state(row, args["initial_state"], args, sizes, check_finite)
 
 
@@ -227,6 +231,16 @@ def _options(name: str, args: dict[str, Any], dims: dict[str, int]) -> None:
     for key, least in (("order", 0), ("sinks", 0), ("window", 1)):
         if key in args and not (key == "window" and name == "softmax" and args[key] is None):
             _integer(key, args[key], least)
+    if "power" in args:
+        _integer("power", args["power"], 2)
+        if args["power"] % 2:
+            fail("power", f"is {args['power']}", "an even integer >= 2, so that no weight is negative")
+    if "halves" in args and not isinstance(args["halves"], bool):
+        fail("halves", f"is {show(args['halves'])}", "True or False")
+    if "eps" in args:
+        eps = args["eps"]
+        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= LARGEST:
+            fail("eps", f"is {show(eps)}", "a finite number >= 0")
     for key, choices in CHOICES.items():
         if key in args and not (isinstance(args[key], str) and args[key] in choices):
             fail(key, f"is {show(args[key])}", " or ".join(f'"{c}"' for c in choices))

@@ -5,6 +5,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .checks import check
 from .method import Method, load
 from .registry import ALIASES, METHODS
@@ -14,9 +17,11 @@ from .types import Output
 NAIVE_LENGTH = 64
 
 
-def choose(row: Method, tokens: int) -> str:
-    """The implementation that impl=None means."""
-    return "chunk" if row.chunk is not None and tokens > NAIVE_LENGTH else "naive"
+def choose(row: Method, first: Tensor) -> str:
+    """The implementation that impl=None means for a call whose first input is `first`."""
+    if row.triton is not None and first.is_cuda and first.dtype != torch.float64:
+        return "triton"
+    return "chunk" if row.chunk is not None and first.shape[1] > NAIVE_LENGTH else "naive"
 
 
 @functools.cache
@@ -38,13 +43,13 @@ def public(name: str) -> Callable[..., Output]:
         function = None if impl is None else row.resolve(impl)
         check(row, given, check_finite, impl)
         if function is None:
-            function = row.resolve(choose(row, given[row.inputs[0]].shape[1]))
+            function = row.resolve(choose(row, given[row.inputs[0]]))
         return function(**given)  # type: ignore[no-any-return]
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     call.__doc__ = f"""{(form.__doc__ or "").rstrip()}
 
-    impl        one of {", ".join(row.implementations())}; None chooses by the length of the sequence
+    impl        one of {", ".join(row.implementations())}; None chooses by the device and the length of the sequence
     check_finite    also refuse NaN and infinity in the inputs; reads every tensor
     """
     return call

@@ -23,7 +23,7 @@ class Method:
 
     Forms are dotted names, imported on first use. `inputs` are the tensors in positional order; options are the rest of the naive
     form's signature. Sizes are letters: D, V, M, L, E (width of a feature projection), F (number of features, from `features`),
-    W (window), n (sinks), N (order), C (segment), T. `state` is the number of float numbers a KV head keeps for the next token;
+    W (window), n (sinks), N (order or power), C (segment), T. `state` is the number of float numbers a KV head keeps for the next token;
     log decays and counters are left out.
     """
 
@@ -40,18 +40,21 @@ class Method:
     naive: str
     recurrent: str
     chunk: str | None = None
+    triton: str | None = None
     required: tuple[str, ...] = ()  # options without a default
     shapes: Mapping[str, str] = field(default_factory=dict)    # of tensors of this row, where they are not those of checks.SHAPES
+    by_head: Mapping[str, str] = field(default_factory=dict)   # options [H] whose default depends on the index of a head: what gives it
     features: str = "D"
     state_type: str | None = None
     state_fields: Mapping[str, Any] = field(default_factory=dict)
+    cancellation: str | None = None     # where features cancel without bound: by how much what a row adds up exceeds its sum
     # What holds for every input, at default options; where a row says False, a test finds a counterexample.
     normalised: bool = False        # rows of A sum to one
     positive: bool = False          # no entry of A is negative
     rotation: bool = True           # one rotation of q and k changes nothing
     shift: bool = False             # adding one vector to all keys changes nothing
     one_matrix: bool = True         # all value channels share the matrix A, so that `weights` exists
-    forms: tuple[str, ...] = field(default=("naive", "recurrent", "chunk"), repr=False)
+    forms: tuple[str, ...] = field(default=("naive", "recurrent", "chunk", "triton"), repr=False)
 
     @cached_property
     def options(self) -> tuple[str, ...]:
@@ -66,6 +69,10 @@ class Method:
     def implementations(self) -> tuple[str, ...]:
         """The impl names this row offers."""
         return tuple(name for name in self.forms if getattr(self, name) is not None)
+
+    def portable(self) -> tuple[str, ...]:
+        """The implementations in plain torch: any device, float64 too."""
+        return tuple(name for name in self.implementations() if not name.startswith("triton"))
 
     def feature_count(self, **sizes: int) -> int:
         """The number of features of a key, at D, E, N."""

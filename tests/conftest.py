@@ -7,6 +7,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is decorated, so before any kernel module is imported
+
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("dev", max_examples=15, **COMMON)
 settings.register_profile("ci", max_examples=40, derandomize=True, database=None, print_blob=True, **COMMON)

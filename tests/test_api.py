@@ -19,7 +19,8 @@ from mva_ref.testing.examples import example
 ROOT = Path(__file__).parents[1]
 ROWS = list(METHODS.values())
 NAMES = list(METHODS)
-FORMS = [(row.name, impl) for row in ROWS for impl in row.implementations()]
+FORMS = [(row.name, impl) for row in ROWS for impl in row.portable()]
+MATRICES = [(name, impl) for name, impl in FORMS if METHODS[name].one_matrix]
 ABSENT = [(row.name, impl) for row in ROWS for impl in row.forms if impl not in row.implementations()]
 OURS = {"impl", "check_finite"}      # what the public functions add to inputs and options
 
@@ -29,7 +30,7 @@ def tensors(name, **sizes):
 
 
 def required(name, **sizes):
-    return example(name, **sizes).options
+    return example(name, **{"T": 3, "V": 5, "M": 4, **sizes}).options
 
 
 def same(a, b):
@@ -177,7 +178,7 @@ def test_attention_takes_positional_inputs_and_options(name):
     assert not torch.equal(getattr(mva, name)(**x, **options).o, wanted.o), "the option changed nothing"
 
 
-@pytest.mark.parametrize(("name", "impl"), FORMS)
+@pytest.mark.parametrize(("name", "impl"), MATRICES)
 def test_weights_give_the_output(name, impl):
     x, options = tensors(name, T=6), {**required(name), "impl": impl}
     A = mva.weights(name, *x.values(), **options)
@@ -188,6 +189,12 @@ def test_weights_give_the_output(name, impl):
     torch.testing.assert_close(A, mva.weights(name, **x, **options), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", [row.name for row in ROWS if not row.one_matrix])
+def test_weights_are_refused_where_channels_differ(name):
+    with pytest.raises(mva.ArgumentError, match=f"^method: is {name}, whose matrix differs from one value channel to the next; wanted"):
+        mva.weights(name, **tensors(name), **required(name))
+
+
 # Which form runs
 
 
@@ -195,7 +202,7 @@ def test_weights_give_the_output(name, impl):
 @pytest.mark.parametrize("T", [1, NAIVE_LENGTH, NAIVE_LENGTH + 1])
 def test_the_form_is_chosen_by_length(name, T, resolved):
     wanted = "chunk" if T > NAIVE_LENGTH and METHODS[name].chunk else "naive"
-    assert choose(METHODS[name], T) == wanted
+    assert choose(METHODS[name], torch.empty(1, T, 1, 1)) == wanted
     mva.attention(name, **tensors(name, T=T, B=1), **required(name))
     assert resolved == [(name, wanted)]
 
@@ -214,7 +221,7 @@ def test_an_explicit_form_is_the_one_that_runs(name, impl, T, resolved):
 
 @pytest.mark.parametrize(("name", "impl"), ABSENT)
 def test_an_absent_form_is_refused(name, impl):
-    with pytest.raises(mva.ArgumentError, match=f"^impl: {name} has no implementation '{impl}'; it has naive, recurrent$"):
+    with pytest.raises(mva.ArgumentError, match=f"^impl: {name} has no implementation '{impl}'; it has naive, recurrent"):
         mva.attention(name, **tensors(name), **required(name), impl=impl)
 
 

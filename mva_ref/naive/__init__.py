@@ -4,8 +4,18 @@
 softmax_attention.py, then orders.py, writes.py, slots.py, levels.py, window.py, composed.py.
 """
 
+from .baselines.based import based
 from .baselines.gla import gla
+from .baselines.hedgehog import hedgehog
 from .baselines.linear import linear
+from .baselines.mamba import mamba
+from .baselines.mamba2 import mamba2
+from .baselines.power import power
+from .baselines.rebased import rebased
+from .baselines.retnet import retnet
+from .baselines.rwkv6 import rwkv6
+from .baselines.supra import supra
+from .baselines.t2r import t2r
 from .composed import gsa_sw, mva, mva_sw
 from .gates import slot_gates
 from .logit_slots import abc
@@ -16,5 +26,6 @@ from .softmax_attention import softmax
 from .taylor_attention import taylor
 
 __all__ = [
-    "abc", "gla", "gsa", "gsa_sw", "linear", "merge", "metala", "mva", "mva_sw", "phi", "remainder", "slot_gates", "softmax", "taylor",
+    "abc", "based", "gla", "gsa", "gsa_sw", "hedgehog", "linear", "mamba", "mamba2", "merge", "metala", "mva", "mva_sw", "phi", "power",
+    "rebased", "remainder", "retnet", "rwkv6", "slot_gates", "softmax", "supra", "t2r", "taylor",
 ]

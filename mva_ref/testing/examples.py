@@ -7,15 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu, logsigmoid, softplus
 
-from ..checks import SHAPES
+from ..checks import BROADCAST, SHAPES
+from ..method import load
 from ..registry import method
 from ..types import Output
 
-DECAYS = ("g", "g_levels", "low_g", "head_decay")
+DECAYS = ("g", "g_levels", "low_g", "head_decay", "A")      # what may be anything in [-inf, 0]
 # From normal numbers to what an argument may be; every other tensor may be anything.
 INTO: dict[str, Callable[[Tensor], Tensor]] = {
     **dict.fromkeys(DECAYS, logsigmoid), **dict.fromkeys(("beta", "window_weight", "hard_weight", "branch_gate"), torch.sigmoid),
-    "dt": softplus, "A": lambda x: -softplus(x),
+    "dt": softplus,
 }
 SIZES = {"B": 2, "T": 5, "H": 2, "HQ": 4, "D": 3, "V": 6, "M": 7, "L": 2, "E": 4}
 
@@ -30,7 +31,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return elu(x) + 1
 
 
-REQUIRED: dict[str, Any] = {"order": 2, "window": 3, "segment": 2, "feature_map": elu_plus_one}
+REQUIRED: dict[str, Any] = {"order": 2, "window": 3, "segment": 2, "power": 2, "feature_map": elu_plus_one}
 
 
 class Problem(NamedTuple):
@@ -51,6 +52,27 @@ class Problem(NamedTuple):
         from ..api import weights
 
         return weights(self.name, **{**self.inputs, **self.options, "impl": impl, **changes})
+
+    def matrices(self, **changes: Any) -> Tensor:
+        """A for each value channel, [B, HQ, V or 1, T, T]: one for all, but where the registry says that the channels differ."""
+        if method(self.name).one_matrix:
+            return self.weights(**changes)[:, :, None]
+        v = self.inputs["v"]
+        token = torch.eye(v.shape[1], dtype=v.dtype)[:, None, :, None, None]            # one token at a time, in all channels
+        return torch.stack([self.run(v=x.expand(v.shape), **changes).o for x in token], -1).permute(0, 2, 3, 1, 4)
+
+
+def axes(name: str, letter: str) -> dict[str, int]:
+    """Where the tensors of a row have a letter's axis: axes("gla", "T") is {"q": 1, ...}."""
+    letters = {key: x.split() for key, x in {**BROADCAST, **SHAPES, **method(name).shapes}.items()}
+    return {key: x.index(letter) for key, x in letters.items() if letter in x}
+
+
+def by_head(p: Problem) -> Problem:
+    """The same problem with the defaults that depend on the index of a head written out, so that heads may be taken apart."""
+    H = p.inputs["v"].shape[2]
+    defaults = {key: load(dotted)(H).to(p.inputs["v"].dtype) for key, dotted in method(p.name).by_head.items()}
+    return p._replace(options={**p.options, **{key: x for key, x in defaults.items() if p.options.get(key) is None}})
 
 
 def shape(name: str, key: str, sizes: dict[str, int]) -> list[int]:

@@ -78,6 +78,8 @@ def problems(
         return into(key, draw(normal(*axes, scale=size, label=key, dtype=dtype)))
 
     inputs = {key: tensor(key) for key in row.inputs}
+    if default and "q" in inputs and draw(st.booleans(), label="a query of zeros"):
+        inputs["q"][0, 0] = 0                                   # to which every key of a homogeneous kernel weighs nothing
     options: dict[str, Any] = {}
 
     def option(key: str, strategy: st.SearchStrategy[Any]) -> None:
@@ -97,9 +99,14 @@ def problems(
     option("key_mask", st.none() | st.lists(st.booleans(), min_size=B * T, max_size=B * T).map(lambda x: torch.tensor(x).view(B, T)))
     option("feature_map", st.sampled_from((elu_plus_one, exponential)))
     option("segment", st.integers(1, T + 1))
-    for key in row.shapes:
-        if key not in row.inputs and key not in fixed and (not default or key in row.required):
-            options[key] = tensor(key) if key in row.required or draw(st.booleans(), label=f"{key} given") else None
+    option("power", st.sampled_from((2, 4)))
+    option("halves", st.booleans())
+    option("eps", st.sampled_from((1e-5, 0.1)))
+    left = [key for key in row.shapes if key not in row.inputs and key not in fixed and (not default or key in row.required)]
+    given = {key for key in left if key in row.required or draw(st.booleans(), label=f"{key} given")}
+    if any(key in row.shapes and key not in given and fixed.get(key) is None for key in ("W_q", "W_k")):
+        sizes["E"] = D                                          # the identity stands for a projection left out
+    options |= {key: tensor(key) if key in given else None for key in left}
     known = {**options, **fixed}
     if known.get("integration") == "hard" and "hard_weight" not in fixed:
         options["hard_weight"] = draw(normal(B, T, HQ, label="hard_weight", dtype=dtype)).sigmoid()

@@ -16,6 +16,7 @@ DRAWN = [(name, option) for name, row in ROWS.items() for option in row.options 
 VALUES = {
     "order": (0, 1, 2, 3, 4), "centre": (None, "mean", "running"), "read": ("softmax", "sigmoid", 1, 2), "residual": ("post", "pre"),
     "integration": ("soft", "hard"), "branches": ("shared", "separate", "gated"), "slot_bias": (None, "mass"), "sinks": (0, 1, 2, 3),
+    "power": (2, 4), "halves": (False, True),
 }
 # No shrinking: that something is found is all that is asked.
 SEARCH = settings(max_examples=2000, database=None, deadline=None, derandomize=True, phases=[Phase.generate])

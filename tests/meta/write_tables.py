@@ -23,7 +23,7 @@ from .types import *
 
 NAIVE_LENGTH: int
 
-def choose(row: Method, tokens: int) -> str: ...
+def choose(row: Method, first: Tensor) -> str: ...
 def public(name: str) -> Callable[..., Output]: ...'''
 TABLES = (("README.md", "methods", table), ("docs/methods.md", "methods", table), ("docs/systems.md", "systems", systems))
 

@@ -9,7 +9,7 @@ import mva_ref as mva
 from mva_ref.frame import leaves, tree_map
 from mva_ref.testing.strategies import problems
 
-FORMS = [(row.name, impl) for row in mva.methods() for impl in row.implementations()]
+FORMS = [(row.name, impl) for row in mva.methods() for impl in row.portable()]
 
 
 @pytest.mark.gpu

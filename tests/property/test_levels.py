@@ -140,7 +140,8 @@ def test_p20_state(row, data):
     gate = next((p.inputs[n] for n in ("g_levels", "g", "s") if n in p.inputs), torch.zeros(1, 1))
     L = len(gate) if gate.ndim == 5 else 1
     o = p.options
-    sizes = {"D": D, "V": V, "T": T, "M": gate.shape[-1], "L": L, "N": o.get("order", 0), "W": o.get("window") or 0, "n": o.get("sinks", 0)}
+    sizes = {"D": D, "V": V, "T": T, "M": gate.shape[-1], "L": L, "N": o.get("order", o.get("power", 0)), "W": o.get("window") or 0,
+             "n": o.get("sinks", 0), "E": D if o.get("W_k") is None else o["W_k"].shape[-1]}
     expected = mva.registry.method(row).state_numbers(**sizes)
     if row == "softmax":
         carried = k[0, :, 0].numel() + v[0, :, 0].numel()              # its state is the keys and values themselves

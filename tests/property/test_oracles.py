@@ -10,7 +10,7 @@ from mva_ref.testing.strategies import normal, problems
 
 from .exact import KNOWN, exact
 
-FORMS = {row.name: row.implementations() for row in mva.methods() if row.name in KNOWN}
+FORMS = {row.name: row.portable() for row in mva.methods() if row.name in KNOWN}
 
 
 @pytest.mark.parametrize("row", FORMS)

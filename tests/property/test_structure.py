@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 import mva_ref as mva
 from mva_ref.frame import leaves, tree_map
+from mva_ref.testing.examples import DECAYS, axes, by_head
 from mva_ref.testing.strategies import Problem, normal, problems
 
 ROWS = [row.name for row in mva.methods()]
-FORMS = [(row.name, impl) for row in mva.methods() for impl in row.implementations()]
+FORMS = [(row.name, impl) for row in mva.methods() for impl in row.portable()]
 STATEFUL = [(row, impl) for row, impl in FORMS if mva.registry.method(row).stateful]
-TIME = {"q": 1, "k": 1, "v": 1, "g": 1, "r": 1, "s": 1, "low_query": 1, "low_g": 1, "key_mask": 1, "g_levels": 2, "slot_bias": 1,
-        "hard_weight": 1, "branch_gate": 1}
 FEW = settings(max_examples=12)  # rows x forms x examples: each test runs some 250 problems even so
-ORDINARY: dict[str, Any] = {"order": 2, "read": "softmax", "centre": None}
+ORDINARY: dict[str, Any] = {"order": 2, "power": 2, "read": "softmax", "centre": None}
 
 
 def tensors(p: Problem) -> dict[str, Any]:
@@ -26,14 +25,18 @@ def tensors(p: Problem) -> dict[str, Any]:
 
 
 def on_tokens(p: Problem, index: torch.Tensor) -> Problem:
+    time = axes(p.name, "T")
+
     def part(name: str, x: Any) -> Any:
-        return x.index_select(TIME[name], index) if name in TIME and isinstance(x, torch.Tensor) else x
+        return x.index_select(time[name], index) if name in time and isinstance(x, torch.Tensor) else x
     return p._replace(inputs={n: part(n, x) for n, x in p.inputs.items()}, options={n: part(n, x) for n, x in p.options.items()})
 
 
 def first_sequence(p: Problem) -> Problem:
+    batch = axes(p.name, "B")
+
     def part(name: str, x: Any) -> Any:
-        return x.narrow(TIME[name] - 1, 0, 1) if name in TIME and isinstance(x, torch.Tensor) else x
+        return x.narrow(batch[name], 0, 1) if name in batch and isinstance(x, torch.Tensor) else x
     return p._replace(inputs={n: part(n, x) for n, x in p.inputs.items()}, options={n: part(n, x) for n, x in p.options.items()})
 
 
@@ -66,10 +69,10 @@ def test_packed_sequences_are_sequences(row, impl, data):
 @given(st.data())
 def test_grouped_heads_are_repeated_heads(row, impl, data):
     """Property: query head h reads KV head h // (HQ / H): the same as repeating keys, values and gates for every query head."""
-    p = data.draw(problems(row, fixed=ORDINARY))
+    p = by_head(data.draw(problems(row, fixed=ORDINARY)))
     H = p.inputs["v"].shape[2]
     R = p.run(impl).o.shape[2] // H
-    axis = {"k": 2, "v": 2, "g": 2, "s": 2, "low_g": 2, "g_levels": 3}
+    axis = axes(row, "H")
     repeated = {n: x.repeat_interleave(R, axis[n]) for n, x in tensors(p).items() if n in axis and isinstance(x, torch.Tensor)}
     torch.testing.assert_close(p.run(impl, **repeated).o, p.run(impl).o, rtol=1e-10, atol=1e-10)
 
@@ -84,11 +87,11 @@ def test_a_masked_token_is_neither_seen_nor_written(row, impl, data):
     t = data.draw(st.integers(0, T - 1), label="masked")
     keep = torch.arange(T) != t
     mask = keep.expand(B, T)
-    changed = {}
-    for name in ("k", "v", "g", "g_levels", "s"):
+    changed, time = {}, axes(row, "T")
+    for name in ("k", "v", "g", "g_levels", "s", "beta", "dt"):
         if name in p.inputs:
             x = p.inputs[name].clone()
-            x.select(TIME[name], t).fill_(-7.0)
+            x.select(time[name], t).fill_(1.5 if name in ("beta", "dt") else -7.0)
             changed[name] = x
     options = {} if not mva.registry.method(row).stateful else {"output_final_state": True}
     plain = p.run(impl, key_mask=mask, **options)
@@ -150,10 +153,11 @@ def differentiable(p: Problem) -> dict[str, Any]:
 @given(st.data())
 def test_gradients_are_derivatives(row, impl, data):
     """Property: gradients through every floating input, gates and initial state included, are those of finite differences."""
-    fixed = {"key_mask": None, "slot_bias": data.draw(st.sampled_from((None, "mass")), label="bias"), "order": 2}
+    fixed = {"key_mask": None, "slot_bias": data.draw(st.sampled_from((None, "mass")), label="bias"), "order": 2, "power": 2}
     p = data.draw(problems(row, max_T=4, fixed=fixed))
     gates = {n: -torch.rand(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype) - 0.1
-             for n, x in tensors(p).items() if n in ("g", "g_levels", "low_g") and x is not None}
+             for n, x in tensors(p).items() if n in DECAYS and x is not None}
+    gates |= {n: x + 0.1 for n, x in p.inputs.items() if n == "dt"}
     p = p._replace(inputs={**p.inputs, **{n: x for n, x in gates.items() if n in p.inputs}},
                    options={**p.options, **{n: x for n, x in gates.items() if n in p.options}})
     fixed_options = {}
@@ -191,17 +195,17 @@ def test_gradients_are_finite_at_extreme_gates(row, impl, data):
 
 
 def same_matrix(p: Problem, **changes: torch.Tensor) -> bool:
-    A, B = p.weights(), p.weights(**changes)
+    A, B = p.matrices(), p.matrices(**changes)
     return bool(((A - B).abs() <= 1e-8 * (1 + A.abs().sum(-1, keepdim=True) ** 2)).all())
 
 
 def sums_to_one(p: Problem, seed: int) -> bool:
-    A = p.weights()
+    A = p.matrices()
     return bool(((A.sum(-1) - 1).abs() < 1e-10 * (1 + A.abs().sum(-1) ** 2)).all())
 
 
 def non_negative(p: Problem, seed: int) -> bool:
-    return bool((p.weights() >= -1e-12).all())
+    return bool((p.matrices() >= -1e-12).all())
 
 
 def keeps_under_rotation(p: Problem, seed: int) -> bool:
@@ -217,7 +221,7 @@ def keeps_under_shift(p: Problem, seed: int) -> bool:
 
 HOLDS = {"normalised": sums_to_one, "positive": non_negative, "rotation": keeps_under_rotation, "shift": keeps_under_shift}
 CLAIMS = [(row.name, claim) for row in mva.methods() for claim in HOLDS
-          if row.one_matrix and (claim in ("normalised", "positive") or {"q", "k"} <= {*row.inputs})]
+          if claim in ("normalised", "positive") or {"q", "k"} <= {*row.inputs}]
 SEEDS = st.integers(0, 2**32 - 1)
 
 

@@ -1,94 +1,15 @@
 """MetaLA, GSA, MVA and their window forms, linear in T. Arguments and equations: the functions of the same name in mva_ref.naive."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ...frame import form, tree_map
 from ...ring import advance, delay_gates, fresh_slots, fresh_state, room
 from ...types import Output, SlotState, WindowState, has_mass
+from ..compose import Options, Read, groups, read_levels, silent
 from .local import local_attention
-from .reading import Perceptron, log_written, masked_softmax, read
-from .scan import chunk_maps, entry_states, join, losses, scores, split, values
-
-Read = str | int
-
-
-def _silent(g: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
-    """Gates [..., B, T, H, M] with 0 for masked tokens: nothing is written, nothing decays."""
-    return g if g is None or key_mask is None else torch.where(key_mask[..., None, None], g, 0)
-
-
-def _groups(x: Tensor, H: int) -> Tensor:
-    grouped: Tensor = x.unflatten(2, (H, x.shape[2] // H))
-    return grouped
-
-
-def _level(x: Any, level: int, axes: int) -> Any:
-    """The part of an option with a leading level axis (more than `axes` axes) that belongs to this level."""
-    return x[level if x.shape[0] > 1 else 0] if isinstance(x, Tensor) and x.ndim > axes else x
-
-
-def _bias(slot_bias: str | Tensor | None, g: Tensor, log_decay: Tensor, HQ: int) -> Tensor:
-    B, T, H, M = g.shape
-    if isinstance(slot_bias, Tensor):
-        return _groups(slot_bias.expand(B, T, HQ, M), H)
-    b = torch.zeros_like(g) if slot_bias is None else log_written(g, log_decay)
-    return b[:, :, :, None].expand(B, T, H, HQ // H, M)
-
-
-def _low(r: Tensor, v: Tensor, g: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-    """The linear read r_t V_t [B, T, H, R, V] and the value state after the last token."""
-    maps, values_ = chunk_maps(split(g)), split(v)
-    entries, end = entry_states(maps, values_, initial)
-    return join(values(split(_groups(r, g.shape[2])), values_, maps, entries), r.shape[1]), end
-
-
-def _levels(
-    q: Tensor, k: Tensor, v: Tensor, g_levels: Tensor, low_query: Tensor | None, branches: str, low_g: Tensor | None,
-    branch_gate: Tensor | None, scale: float, kind: Read, perceptron: Perceptron | None, when: str, slot_bias: str | Tensor | None,
-    state: SlotState, normalised: bool,
-) -> tuple[Tensor, Tensor, Tensor | None, SlotState]:
-    """o [B, T, H, R, V], log |Z| and its sign [B, T, H, R], and the state after the last token."""
-    (B, T, HQ, _), H = q.shape, k.shape[2]
-    queries, ks, vs = split(_groups(q, H)), split(k), split(v)
-    r = None if low_query is None else split(_groups(low_query, H))
-    high, low, log_Z, sign, ends = q.new_zeros(()), None, q.new_zeros(()), None, []
-    assert state.K is not None
-    for level, g in enumerate(g_levels):
-        decay = torch.zeros_like(state.V[:, level, ..., 0]) if state.log_decay is None else state.log_decay[:, level]
-        gates = split(g)
-        maps = chunk_maps(gates)
-        K, K_end = entry_states(maps, ks, state.K[:, level])
-        V, V_end = entry_states(maps, vs, state.V[:, level])
-        b = _bias(_level(slot_bias, level, 4), g, decay, HQ)
-        W, a = perceptron or (None, None)
-        own = _level(W, level, 3), _level(a, level, 2)
-        p, log_own, sign_own = read(scale * join(scores(queries, ks, maps, K), T), b, kind, own, normalised)
-        high = high + join(values(split(p), vs, maps, V), T)
-        if level == 0:
-            log_Z, sign = log_own, sign_own
-            if r is not None and branches != "separate":
-                low = join(values(r, vs, maps, V), T)
-        elif kind == "softmax":
-            prior = masked_softmax(b)[1]
-            used = ~prior.isneginf()
-            log_Z = log_Z + torch.where(used, torch.where(used, log_own, 0) - torch.where(used, prior, 0), 0)
-        ends.append((K_end, V_end, decay + g.sum(1)))
-        if level + 1 < len(g_levels):
-            ks, vs = losses([(ks, K), (vs, V)], gates, maps, when)
-    low_V = None
-    if low_query is not None and low_g is not None:
-        low, low_V = _low(low_query, v, low_g, torch.zeros_like(state.V[:, 0]) if state.low_V is None else state.low_V)
-    if low is not None:
-        if branch_gate is None:
-            high = high + low
-        else:
-            beta = _groups(branch_gate.expand(B, T, HQ), H)[..., None]
-            high = beta * low + (1 - beta) * high
-    K_T, V_T, log_decay = (torch.stack(x, 1) for x in zip(*ends, strict=True))
-    return high, log_Z, sign, SlotState(K_T, V_T, log_decay, low_V)
+from .reading import Perceptron, masked_softmax
+from .scan import ChunkedLevel
 
 
 @form
@@ -97,17 +18,15 @@ def metala(
     output_final_state: bool = False, key_mask: Tensor | None = None,
 ) -> Output:
     """MetaLA by chunks; see mva_ref.naive.metala."""
-    (B, _, H, M), HQ = g.shape, r.shape[2]
-    gates = _silent(g, key_mask)
-    assert gates is not None
-    o, end = _low(r, v, gates, v.new_zeros(B, H, M, v.shape[-1]) if initial_state is None else initial_state.V)
+    (B, _, H, M), HQ, gates = g.shape, r.shape[2], silent(g, key_mask)
+    at, V0 = ChunkedLevel(gates), v.new_zeros(B, H, M, v.shape[-1]) if initial_state is None else initial_state.V
+    o, end = at.values(groups(r, H), v, V0)
     if self_augmentation is not None:
         u = self_augmentation.expand(HQ, M).unflatten(0, (H, -1))
-        score = (_groups(r, H) * u * -torch.expm1(gates)[:, :, :, None]).sum(-1, keepdim=True)
+        score = (groups(r, H) * u * -torch.expm1(gates)[:, :, :, None]).sum(-1, keepdim=True)
         o = o + (score * v[:, :, :, None]).sigmoid()
-    decay = gates.sum(1)
-    if initial_state is not None and initial_state.log_decay is not None:
-        decay = decay + initial_state.log_decay
+    started = None if initial_state is None else initial_state.log_decay
+    decay = at.total(torch.zeros_like(V0[..., 0]) if started is None else started)
     return Output(o.flatten(2, 3), SlotState(None, end, decay) if output_final_state else None)
 
 
@@ -119,11 +38,11 @@ def mva(
     initial_state: SlotState | None = None, output_final_state: bool = False, key_mask: Tensor | None = None,
 ) -> Output:
     """MVA by chunks, the levels one after the other; see mva_ref.naive.mva."""
-    gates, low_gates = _silent(g_levels, key_mask), _silent(low_g, key_mask)
-    assert gates is not None
+    gates, low_gates = silent(g_levels, key_mask), None if low_g is None else silent(low_g, key_mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    o, log_Z, _, state = _levels(q, k, v, gates, low_query, branches, low_gates, branch_gate, scale, read, perceptron, residual, slot_bias,
-                                 initial_state or fresh_slots(k, v, gates, low_g), normalised=read != "sigmoid")
+    how = Options(low_query, branches, low_gates, branch_gate, scale, read, perceptron, residual, slot_bias, read != "sigmoid",
+                  output_final_state)
+    o, log_Z, _, state = read_levels(ChunkedLevel, q, k, v, gates, how, initial_state or fresh_slots(k, v, gates, low_g))
     return Output(o.flatten(2, 3), state if output_final_state else None, log_Z.flatten(2, 3) if has_mass(read) else None)
 
 
@@ -143,8 +62,8 @@ def mva_sw(
     gates, ring_g = delay_gates(g_levels.movedim(0, 2), s0.g, s0.seen, books.counts)
     low_gates, ring_low = (None, None) if low_g is None or s0.low_g is None else delay_gates(low_g, s0.low_g, s0.seen, books.counts)
     near, log_near = local_attention(q, books, scale)
-    far, log_Z, sign, slots = _levels(q, books.k[:, :T], books.v[:, :T], gates.movedim(2, 0), low_query, branches, low_gates, branch_gate,
-                                      scale, read, perceptron, residual, slot_bias, s0.slots, normalised=True)
+    how = Options(low_query, branches, low_gates, branch_gate, scale, read, perceptron, residual, slot_bias, True, output_final_state)
+    far, log_Z, sign, slots = read_levels(ChunkedLevel, q, books.k[:, :T], books.v[:, :T], gates.movedim(2, 0), how, s0.slots)
     far, empty = far.flatten(2, 3), (books.history == 0)[..., None].expand(B, T, HQ)
     lse = None
     if integration == "hard":

@@ -67,8 +67,7 @@ def _affine(s: Tensor, perceptron: Perceptron) -> Tensor:
     return s if a is None else s + a.expand(H * R, M).unflatten(0, (H, R))
 
 
-def log_written(g: Tensor, log_decay: Tensor) -> Tensor:
-    """The bias "mass": log(1 - exp(log_decay + sum of g so far)), -inf for an unwritten slot. g [B, T, H, M], log_decay [B, H, M]."""
-    total = g.cumsum(1) + log_decay[:, None]
+def log_written(total: Tensor) -> Tensor:
+    """The bias "mass": log(1 - exp(total log decay)), -inf for an unwritten slot."""
     written = total < 0
     return torch.where(written, (-torch.expm1(torch.where(written, total, -1))).log(), -torch.inf)

@@ -73,14 +73,37 @@ def values(p: Tensor, v: Tensor, maps: Chunks, V: Tensor) -> Tensor:
     return inside + einsum("bnthrc,bnhcd->bnthrd", p * maps.kept[..., None, :], V)
 
 
-def losses(xs: list[tuple[Tensor, Tensor]], g: Tensor, maps: Chunks, when: str) -> list[Tensor]:
-    """x_t - rho_t X_t ("post") or x_t - rho_t X_{t-1} ("pre") for each (x [B, N, C, H, D], entries X [B, N, H, M, D])."""
-    w = -torch.expm1(g)
-    total = w.sum(-1, keepdim=True)
-    rho = torch.where(total > 0, w / torch.where(total > 0, total, 1), 0)
-    omega, kept = maps.omega, maps.kept
-    if when == "pre":
-        omega = pad(omega, (0, 0, 0, 0, 1, 0))[..., :-1, :, :]
-        kept = pad(kept, (0, 0, 0, 0, 1, 0), value=1.0)[:, :, :-1]
-    back = einsum("bnthc,bnhtic->bnhti", rho, omega)
-    return [x - einsum("bnhti,bnihd->bnthd", back, x) - einsum("bnthc,bnhcd->bnthd", rho * kept, X) for x, X in xs]
+class ChunkedLevel:
+    """The slots of one level; see mva_ref.fast.compose.Level."""
+
+    def __init__(self, g: Tensor) -> None:
+        self.g, self.maps = g, chunk_maps(split(g))
+        self.written: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+
+    def write(self, x: Tensor, X0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x by chunks, the entry states, and the last state; once for each x."""
+        if id(x) not in self.written:
+            chunks = split(x)
+            self.written[id(x)] = x, chunks, *entry_states(self.maps, chunks, X0)    # with x itself, so that its id stays its own
+        return self.written[id(x)][1:]
+
+    def scores(self, q: Tensor, k: Tensor, K0: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        chunks, entries, end = self.write(k, K0)
+        return scale * join(scores(split(q), chunks, self.maps, entries), q.shape[1]), end
+
+    def values(self, p: Tensor, v: Tensor, V0: Tensor, before: bool = False) -> tuple[Tensor, Tensor]:
+        chunks, entries, end = self.write(v, V0)
+        maps = self.maps
+        if before:
+            omega, kept = pad(maps.omega, (0, 0, 0, 0, 1, 0))[..., :-1, :, :], pad(maps.kept, (0, 0, 0, 0, 1, 0), value=1.0)[:, :, :-1]
+            maps = maps._replace(omega=omega, kept=kept)
+        return join(values(split(p), chunks, maps, entries), p.shape[1]), end
+
+    def attend(self, *inputs: object) -> None:
+        return None
+
+    def running(self, initial: Tensor) -> Tensor:
+        return self.g.cumsum(1) + initial[:, None]
+
+    def total(self, initial: Tensor) -> Tensor:
+        return self.g.sum(1) + initial

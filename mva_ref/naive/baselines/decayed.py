@@ -1,4 +1,4 @@
-"""Linear recurrences with decay: what GLA, RetNet, SUPRA and Mamba-2 share."""
+"""Linear recurrences with decay: what GLA, RetNet, SUPRA, RWKV-6 and Mamba share."""
 
 import torch
 from torch import Tensor, einsum
@@ -7,6 +7,50 @@ from ...types import MatrixState
 from ..softmax_attention import group
 from ..writes import span_sum
 from .kernel import seen
+
+
+def per_token(head_decay: Tensor, like: Tensor) -> Tensor:
+    """One fixed log decay a head, as a decay of every token.
+
+    Equation:  g_th = g_h
+    Shapes:    head_decay [H], like [B, T, H, ...] -> [B, T, H, 1]
+    Numerics:  in the dtype of `like`.
+    Source:    RetNet (2307.08621).
+
+    >>> per_token(torch.tensor([-1.0, -2.0]), torch.zeros(1, 1, 2, 4)).tolist()
+    [[[[-1.0], [-2.0]]]]
+    """
+    return head_decay.to(like)[:, None].expand(*like.shape[:3], 1)
+
+
+def time_decay(dt: Tensor, A: Tensor) -> Tensor:
+    """The log decay over a step of time.
+
+    Equation:  g = dt A
+    Shapes:    dt and A that broadcast, A in [-inf, 0], dt in [0, inf)
+    Numerics:  no time, no decay: 0 for dt = 0 even at A = -inf; gradients are finite there too.
+    Source:    Mamba (2312.00752), Mamba-2 (2405.21060).
+
+    >>> time_decay(torch.tensor([0.0, 2.0]), torch.tensor([[-1.0], [-torch.inf]])).tolist()
+    [[-0.0, -2.0], [0.0, -inf]]
+    """
+    finite = A.isfinite()
+    return torch.where(finite, dt * torch.where(finite, A, 0), torch.where(dt > 0, -torch.inf, 0))
+
+
+def skipped(skip: Tensor, v: Tensor, q: Tensor, key_mask: Tensor | None) -> Tensor:
+    """What a token adds to its own row past the state.
+
+    Equation:  skip v_t
+    Shapes:    skip [H, V] or [H, 1], v [B, T, H, V], q [B, T, HQ, D] -> [B, T, HQ, V]
+    Numerics:  0 for a masked token, which nobody sees.
+    Source:    Mamba (2312.00752), its D.
+
+    >>> skipped(torch.tensor([[2.0]]), torch.ones(1, 1, 1, 1), torch.ones(1, 1, 2, 1), None).flatten().tolist()
+    [2.0, 2.0]
+    """
+    own = skip * v * seen(v, key_mask)[..., None, None]
+    return own.repeat_interleave(q.shape[2] // v.shape[2], 2)
 
 
 def decayed_matrix(

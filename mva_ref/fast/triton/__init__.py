@@ -1,0 +1,1 @@
+"""Triton kernels for slots and levels. Importing this package imports Triton; importing mva_ref does not import this package."""

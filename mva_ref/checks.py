@@ -235,8 +235,11 @@ def _options(name: str, args: dict[str, Any], dims: dict[str, int]) -> None:
         _integer("power", args["power"], 2)
         if args["power"] % 2:
             fail("power", f"is {args['power']}", "an even integer >= 2, so that no weight is negative")
-    if "halves" in args and not isinstance(args["halves"], bool):
-        fail("halves", f"is {show(args['halves'])}", "True or False")
+    for key in ("halves", "own_maximum"):
+        if key in args and not isinstance(args[key], bool):
+            fail(key, f"is {show(args[key])}", "True or False")
+    if "feature_map" in args and not callable(args["feature_map"]):
+        fail("feature_map", f"is {show(args['feature_map'])}", "a positive function of a tensor [..., D]")
     if "eps" in args:
         eps = args["eps"]
         if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= LARGEST:

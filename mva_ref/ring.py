@@ -3,7 +3,7 @@
 The step-by-step loops keep their own books, so that the two can be compared. Theory: docs/theory/window.md. Imports torch only.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,15 +45,22 @@ def room(window: int, sinks: int, tokens: int) -> tuple[int, int]:
 
 def fresh_state(k: Tensor, v: Tensor, g_levels: Tensor, low_g: Tensor | None, window: int, sinks: int) -> WindowState:
     """The state before the first token: an empty ring with gates of 0, no sinks, nothing seen, nothing written."""
-    B, g = k.shape[0], g_levels.movedim(0, 2)
+    return fresh_ring(k, v, g_levels.movedim(0, 2), fresh_slots(k, v, g_levels, low_g), low_g, window, sinks)
+
+
+def fresh_ring(k: Tensor, v: Tensor, g: Tensor | None, slots: Any, low_g: Tensor | None, window: int, sinks: int) -> WindowState:
+    """The state before the first token around any empty history `slots`; g [B, T, ...] or None: gates that wait with their tokens."""
+    B = k.shape[0]
 
     def zeros(x: Tensor, n: int) -> Tensor:
         return x.new_zeros(B, n, *x.shape[2:])
 
     ring, sink = (k.new_zeros(B, n, dtype=torch.bool) for n in (window, sinks))
     none = k.new_zeros(B, dtype=torch.long)
-    return WindowState(fresh_slots(k, v, g_levels, low_g), zeros(k, window), zeros(v, window), zeros(g, window),
-                       None if low_g is None else zeros(low_g, window), ring, zeros(k, sinks), zeros(v, sinks), sink, none, none.clone())
+    return WindowState(
+        slots, zeros(k, window), zeros(v, window), None if g is None else zeros(g, window), None if low_g is None else zeros(low_g, window),
+        ring, zeros(k, sinks), zeros(v, sinks), sink, none, none.clone(),
+    )
 
 
 def roll(ring: Tensor, seen: Tensor) -> Tensor:

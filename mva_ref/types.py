@@ -63,7 +63,7 @@ class WindowState(NamedTuple):
     """What a sliding-window form remembers: the slots, and the tokens that have not been written to them yet.
 
     slots                        the SlotState of the history; of a feature map its FeatureState
-    k [N, W, H, D], v [N, W, H, V], g [N, W, H, M] (MVA: [N, W, L, H, M]), low_g [N, W, H, M] or None
+    k [N, W, H, D], v [N, W, H, V], g [N, W, H, M] (MVA: [N, W, L, H, M]; or None), low_g [N, W, H, M] or None
                                  ring buffers: token i lies at i mod W and is written with its own gates when it leaves the window
     present [N, W]               False where the ring is still empty or the token was masked
     sink_k [N, n, H, D], sink_v [N, n, H, V], sink_present [N, n]
@@ -74,7 +74,7 @@ class WindowState(NamedTuple):
     slots: Any
     k: Tensor
     v: Tensor
-    g: Tensor
+    g: Any
     low_g: Tensor | None
     present: Tensor
     sink_k: Tensor

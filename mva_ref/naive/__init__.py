@@ -5,9 +5,13 @@ softmax_attention.py, then orders.py, writes.py, slots.py, levels.py, window.py,
 """
 
 from .baselines.based import based
+from .baselines.delta import delta
+from .baselines.gated_delta import gated_delta
 from .baselines.gla import gla
+from .baselines.gla_sw import gla_sw
 from .baselines.hedgehog import hedgehog
 from .baselines.linear import linear
+from .baselines.lolcats import lolcats
 from .baselines.mamba import mamba
 from .baselines.mamba2 import mamba2
 from .baselines.power import power
@@ -26,6 +30,7 @@ from .softmax_attention import softmax
 from .taylor_attention import taylor
 
 __all__ = [
-    "abc", "based", "gla", "gsa", "gsa_sw", "hedgehog", "linear", "mamba", "mamba2", "merge", "metala", "mva", "mva_sw", "phi", "power",
-    "rebased", "remainder", "retnet", "rwkv6", "slot_gates", "softmax", "supra", "t2r", "taylor",
+    "abc", "based", "delta", "gated_delta", "gla", "gla_sw", "gsa", "gsa_sw", "hedgehog", "linear", "lolcats", "mamba", "mamba2",
+    "merge", "metala", "mva", "mva_sw", "phi", "power", "rebased", "remainder", "retnet", "rwkv6", "slot_gates", "softmax",
+    "supra", "t2r", "taylor",
 ]

@@ -21,9 +21,25 @@ def exact_branch(q: Tensor, books: Advance, scale: float) -> Output:
     >>> torch.allclose(exact_branch(q, advance(k, v, None, fresh_state(k, v, g, None, 1, 0)), 1.0).o, v)
     True
     """
-    after, T, W, n = books.after, q.shape[1], books.after.k.shape[1], books.after.sink_k.shape[1]
-    t, i = torch.arange(T, device=q.device)[:, None], torch.arange(W + T, device=q.device)
+    return attend(q, *window_keys(books, q.shape[1]), scale)
+
+
+def window_keys(books: Advance, T: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of window and sinks, and which of them a row sees.
+
+    Equation:  visible_ti = {i <= t : i > t - W or i < n}, a sink through its own copy once it has left the window
+    Shapes:    k [B, W + T + n, H, D], v [B, W + T + n, H, V], visible bool [B, T, W + T + n]
+    Numerics:  exact.
+    Source:    P22.
+
+    >>> from mva_ref.ring import advance, fresh_state
+    >>> k, v = torch.randn(2, 1, 5, 2, 4).unbind(0); g = torch.zeros(1, 1, 5, 2, 3)
+    >>> window_keys(advance(k, v, None, fresh_state(k, v, g, None, 2, 0)), 5)[2].sum(-1).tolist()
+    [[1, 2, 2, 2, 2]]
+    """
+    after, W, n = books.after, books.after.k.shape[1], books.after.sink_k.shape[1]
+    t, i = torch.arange(T, device=books.k.device)[:, None], torch.arange(W + T, device=books.k.device)
     recent = books.there[:, None] & (i > t) & (i <= t + W)
-    stored = after.sink_present[:, None] & (torch.arange(n, device=q.device) <= books.left[..., None])
+    stored = after.sink_present[:, None] & (torch.arange(n, device=books.k.device) <= books.left[..., None])
     k, v = torch.cat([books.k, after.sink_k], 1), torch.cat([books.v, after.sink_v], 1)
-    return attend(q, k, v, torch.cat([recent, stored], 2), scale)
+    return k, v, torch.cat([recent, stored], 2)

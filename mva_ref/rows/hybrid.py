@@ -1,5 +1,24 @@
-"""A window joined with features, or segments with a memory."""
+"""A window joined with features of what has left it."""
 
 from ..method import Method
+from .paper import PAPER, RING, WHOLE
 
-ROWS: tuple[Method, ...] = ()
+HERE = "mva_ref.naive.baselines"
+HISTORY = {"S": "B H F V", "z": "B H F"}
+
+ROWS = (
+    Method(
+        name="gla_sw", title="GLA with a sliding window", order="all; of its own kernel beyond the window", compression="features",
+        decay="channel", integration="soft or hard", state="F * (V + 1) + (W + n) * (D + V) + W * D", exact=WHOLE, source=PAPER,
+        inputs=("q", "k", "v", "g"), required=("window", "feature_map"), shapes={"g": "B T H D"}, naive=f"{HERE}.gla_sw:gla_sw",
+        recurrent=f"{HERE}.gla_sw:recurrent", state_type="WindowState",
+        state_fields={"slots": HISTORY, **RING, "g": "B W H D", "low_g": None}, normalised=True, positive=True, rotation=False,
+    ),
+    Method(
+        name="lolcats", title="LoLCATs", order="all; of its own kernel beyond the window", compression="features", decay="none",
+        integration="soft, by its own maximum", state="F * (V + 1) + W * (D + V)", exact=WHOLE, source="2410.10254",
+        inputs=("q", "k", "v"), required=("window",), shapes={"W_q": "HQ D E", "W_k": "H D E", "window_weight": "HQ"}, features="2 * E",
+        naive=f"{HERE}.lolcats:lolcats", recurrent=f"{HERE}.lolcats:recurrent", state_type="WindowState",
+        state_fields={"slots": HISTORY, **RING, "g": None, "low_g": None}, normalised=True, positive=True, rotation=False,
+    ),
+)

@@ -80,6 +80,8 @@ def problems(
     inputs = {key: tensor(key) for key in row.inputs}
     if default and "q" in inputs and draw(st.booleans(), label="a query of zeros"):
         inputs["q"][0, 0] = 0                                   # to which every key of a homogeneous kernel weighs nothing
+    if "beta" in inputs:                                        # a delta rule is stable for keys no longer than one
+        inputs["k"] = inputs["k"] / inputs["k"].norm(dim=-1, keepdim=True).clamp(min=1)
     options: dict[str, Any] = {}
 
     def option(key: str, strategy: st.SearchStrategy[Any]) -> None:
@@ -101,6 +103,7 @@ def problems(
     option("segment", st.integers(1, T + 1))
     option("power", st.sampled_from((2, 4)))
     option("halves", st.booleans())
+    option("own_maximum", st.booleans())
     option("eps", st.sampled_from((1e-5, 0.1)))
     left = [key for key in row.shapes if key not in row.inputs and key not in fixed and (not default or key in row.required)]
     given = {key for key in left if key in row.required or draw(st.booleans(), label=f"{key} given")}

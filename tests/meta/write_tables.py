@@ -33,7 +33,9 @@ def stub() -> str:
     lines = [HEAD]
     for name in METHODS:
         text = re.sub(r": '([^']*)'", r": \1", str(inspect.signature(public(name))))
-        lines.append(f"def {name}{text}: ...".replace("torch.Tensor", "Tensor").replace("mva_ref.types.", ""))
+        for full, short in (("torch.Tensor", "Tensor"), ("mva_ref.types.", ""), ("collections.abc.", "")):
+            text = text.replace(full, short)
+        lines.append(f"def {name}{text}: ...")
     return "\n".join([*lines, "", *(f"{alias} = {name}" for alias, name in ALIASES.items()), ""])
 
 

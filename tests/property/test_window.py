@@ -91,6 +91,30 @@ def test_p22_one_token_less_is_not(row, data):
     torch.testing.assert_close(out.o[:, -1], mva.softmax(q, k, v, key_mask=rest).o[:, -1])
 
 
+@pytest.mark.rows("lolcats")
+@pytest.mark.parametrize("own_maximum", [True, False])
+@given(st.data())
+def test_p26_lolcats_does_not_see_the_level_of_its_window(own_maximum, data):
+    """P26: a number added to the scores of the window alone gives it more weight, but not where LoLCATs subtracts the window's maximum.
+
+    Scores move when every key gets one more coordinate, which the features of the history do not see.
+    """
+    T, window = data.draw(st.integers(3, 7), label="T"), data.draw(st.integers(1, 2), label="W")
+    q, k, v = (data.draw(normal(1, T, 1, 3, label=n)) for n in "qkv")
+    W = torch.eye(4, 3, dtype=q.dtype)[None]                                   # features of the first three coordinates
+
+    def outputs(shift):
+        more = torch.ones_like(q[..., :1])
+        return mva.lolcats(torch.cat([q, more], -1), torch.cat([k, shift * more], -1), v, window, W_q=W, W_k=W, own_maximum=own_maximum,
+                           scale=1.0).o
+
+    still, moved = outputs(0.0), outputs(3.0)
+    if own_maximum:
+        torch.testing.assert_close(moved, still, rtol=1e-10, atol=1e-12)
+    else:
+        assert (moved[:, window:] - still[:, window:]).abs().max() > 1e-6     # the window counts e^3 times what it did
+
+
 @pytest.mark.parametrize(("row", "levels"), [("gsa_sw", 1), ("mva_sw", 1), ("mva_sw", 2), ("mva_sw", 3)])
 @given(st.data())
 def test_p23_window_and_lossless_slots_are_softmax(row, levels, data):

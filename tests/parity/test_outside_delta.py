@@ -31,7 +31,7 @@ def condition(x, scale):
     T = q.shape[1]
     causal = torch.ones(T, T, dtype=torch.bool).tril()
     span = span_sum(x["g"].double()[..., None])[..., 0] if "g" in x else torch.zeros(1, dtype=torch.float64)
-    gamma = torch.where(causal, (1 + span.abs()) * span.exp(), 0)
+    gamma = torch.where(causal, span.exp() + torch.where(span.isneginf(), 0, span).abs() * span.exp(), 0)
     system = torch.eye(T, dtype=torch.float64) + beta.movedim(1, 2)[..., None] * torch.einsum("bthd,bihd->bhti", k, k) * gamma.tril(-1)
     inverse = torch.linalg.inv(system).abs()
     written = inverse @ system.abs() @ inverse @ (beta[..., None] * v.abs()).movedim(1, 2)

@@ -15,16 +15,16 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .api import attention, merge, methods, weights
     from .functions import (
-        abc, based, delta, gated_delta, gla, gla_sw, gsa, gsa_sw, hedgehog, linear, lolcats, mamba, mamba2, metala, mqva, mqvswa, mva,
-        mva_sw, power, rebased, retnet, rwkv6, softmax, supra, t2r, taylor,
+        abc, based, delta, gated_delta, gla, gla_sw, gsa, gsa_sw, hedgehog, infini, linear, lolcats, mamba, mamba2, metala, mqva,
+        mqvswa, mva, mva_sw, power, rebased, retnet, rwkv6, softmax, supra, t2r, taylor,
     )
     from .types import AbcState, ArgumentError, FeatureState, MatrixState, Output, SlotState, TaylorState, WindowState
 
 # Names only, so that nothing is imported for them: a test compares them with the registry.
 _API = ("attention", "merge", "methods", "weights")
 _FUNCTIONS = (
-    "abc", "based", "delta", "gated_delta", "gla", "gla_sw", "gsa", "gsa_sw", "hedgehog", "linear", "lolcats", "mamba", "mamba2",
-    "metala", "mqva", "mqvswa", "mva", "mva_sw", "power", "rebased", "retnet", "rwkv6", "softmax", "supra", "t2r", "taylor",
+    "abc", "based", "delta", "gated_delta", "gla", "gla_sw", "gsa", "gsa_sw", "hedgehog", "infini", "linear", "lolcats", "mamba",
+    "mamba2", "metala", "mqva", "mqvswa", "mva", "mva_sw", "power", "rebased", "retnet", "rwkv6", "softmax", "supra", "t2r", "taylor",
 )
 _TYPES = ("AbcState", "ArgumentError", "FeatureState", "MatrixState", "Output", "SlotState", "TaylorState", "WindowState")
 _MODULES = ("fast", "naive", "registry", "testing")

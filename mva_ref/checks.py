@@ -228,7 +228,7 @@ def _options(name: str, args: dict[str, Any], dims: dict[str, int]) -> None:
     scale = args.get("scale")
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float)) or not abs(scale) <= LARGEST):
         fail("scale", f"is {show(scale)}", "a finite number, or None for D^-0.5")
-    for key, least in (("order", 0), ("sinks", 0), ("window", 1)):
+    for key, least in (("order", 0), ("sinks", 0), ("window", 1), ("segment", 1)):
         if key in args and not (key == "window" and name == "softmax" and args[key] is None):
             _integer(key, args[key], least)
     if "power" in args:

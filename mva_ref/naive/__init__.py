@@ -10,6 +10,7 @@ from .baselines.gated_delta import gated_delta
 from .baselines.gla import gla
 from .baselines.gla_sw import gla_sw
 from .baselines.hedgehog import hedgehog
+from .baselines.infini import infini
 from .baselines.linear import linear
 from .baselines.lolcats import lolcats
 from .baselines.mamba import mamba
@@ -30,7 +31,7 @@ from .softmax_attention import softmax
 from .taylor_attention import taylor
 
 __all__ = [
-    "abc", "based", "delta", "gated_delta", "gla", "gla_sw", "gsa", "gsa_sw", "hedgehog", "linear", "lolcats", "mamba", "mamba2",
-    "merge", "metala", "mva", "mva_sw", "phi", "power", "rebased", "remainder", "retnet", "rwkv6", "slot_gates", "softmax",
-    "supra", "t2r", "taylor",
+    "abc", "based", "delta", "gated_delta", "gla", "gla_sw", "gsa", "gsa_sw", "hedgehog", "infini", "linear", "lolcats", "mamba",
+    "mamba2", "merge", "metala", "mva", "mva_sw", "phi", "power", "rebased", "remainder", "retnet", "rwkv6", "slot_gates",
+    "softmax", "supra", "t2r", "taylor",
 ]

@@ -21,4 +21,11 @@ ROWS = (
         naive=f"{HERE}.lolcats:lolcats", recurrent=f"{HERE}.lolcats:recurrent", state_type="WindowState",
         state_fields={"slots": HISTORY, **RING, "g": None, "low_g": None}, normalised=True, positive=True, rotation=False,
     ),
+    Method(
+        name="infini", title="Infini-attention", order="all; of its own kernel beyond the segment", compression="features", decay="none",
+        integration="hard", state="F * (V + 1) + C * (D + V)", exact="segment of T", source="2404.07143", inputs=("q", "k", "v"),
+        required=("segment",), naive=f"{HERE}.infini:infini", recurrent=f"{HERE}.infini:recurrent", state_type="WindowState",
+        state_fields={"slots": HISTORY, **{name: x.replace("W", "C") for name, x in RING.items()}, "g": None, "low_g": None},
+        normalised=True, positive=True, rotation=False,
+    ),
 )

@@ -111,7 +111,8 @@ def problems(
         sizes["E"] = D                                          # the identity stands for a projection left out
     options |= {key: tensor(key) if key in given else None for key in left}
     known = {**options, **fixed}
-    if known.get("integration") == "hard" and "hard_weight" not in fixed:
+    always_hard = "hard_weight" in row.options and "integration" not in row.options and not default
+    if (known.get("integration") == "hard" or always_hard) and "hard_weight" not in fixed:
         options["hard_weight"] = draw(normal(B, T, HQ, label="hard_weight", dtype=dtype)).sigmoid()
     branches = known.get("branches", "shared")
     if "low_query" in row.options and "low_query" not in fixed and not default:

@@ -141,7 +141,7 @@ def test_p20_state(row, data):
     L = len(gate) if gate.ndim == 5 else 1
     o = p.options
     sizes = {"D": D, "V": V, "T": T, "M": gate.shape[-1], "L": L, "N": o.get("order", o.get("power", 0)), "W": o.get("window") or 0,
-             "n": o.get("sinks", 0), "E": D if o.get("W_k") is None else o["W_k"].shape[-1]}
+             "n": o.get("sinks", 0), "C": o.get("segment", 0), "E": D if o.get("W_k") is None else o["W_k"].shape[-1]}
     expected = mva.registry.method(row).state_numbers(**sizes)
     if row == "softmax":
         carried = k[0, :, 0].numel() + v[0, :, 0].numel()              # its state is the keys and values themselves

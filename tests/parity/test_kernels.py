@@ -112,7 +112,7 @@ def test_an_initial_state(row, data):
 def test_half_precision(row, dtype):
     """Both ways through a chunk: with one reference where gates are gentle, by levels where they are steep."""
     for steep in (False, True):
-        p = example(row, B=1, H=1, HQ=2, T=33, D=16, V=8, M=5, L=2)
+        p = example(row, B=1, H=2, HQ=4, T=21, D=16, V=8, M=5, L=2)
         given_ = {n: x.clone() for n, x in {**p.inputs, **p.options}.items()}
         for n in ("g", "g_levels"):
             if n in given_ and steep:

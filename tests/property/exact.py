@@ -167,7 +167,7 @@ def one_head(name: str, h: dict[str, Any], how: dict[str, Any], keep: list[bool]
         elif name in ("gsa_sw", "mva_sw"):
             rows.append(window_row(t, h, how, keep))
         else:
-            raise NotImplementedError(name)
+            raise ValueError(f"{name} is not defined here; known are {KNOWN}")
     return rows
 
 

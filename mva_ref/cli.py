@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -59,7 +60,12 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("methods", help="the registry, as a table").set_defaults(run=_methods)
     args = parser.parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever reads, `head` for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ArgumentError, ValueError, FileNotFoundError, ImportError) as error:
         print(f"mva-ref {args.command}: {error}", file=sys.stderr)
         return 2

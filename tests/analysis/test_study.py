@@ -1,6 +1,8 @@
 """The study: its measures, its resume, its report, and the published table on the real model."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,14 @@ def test_every_point_of_a_figure_is_inside_its_axes(name):
         points += [(bar.get_width(), bar.get_y()) for bar in ax.patches]
         assert points and all(left <= x <= right and low <= y <= high for x, y in points)
     plt.close(figure)
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = [sys.executable, "-c", "from mva_ref.cli import main; raise SystemExit(main(['methods']))"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 0
 
 
 def test_command_line(capsys, monkeypatch):

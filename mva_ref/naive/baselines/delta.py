@@ -16,7 +16,7 @@ def delta_keys(x: Tensor) -> Tensor:
 
     Equation:  x / |x|
     Shapes:    x [..., D] -> [..., D]
-    Numerics:  a key of zeros stays zero.
+    Numerics:  a length below 1e-12 counts as 1e-12, so a key of zeros stays zero.
     Source:    2406.06484.
 
     >>> delta_keys(torch.tensor([3.0, 4.0])).norm().item()

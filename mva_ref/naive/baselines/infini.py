@@ -13,11 +13,11 @@ from ..softmax_attention import attend, group
 from .linear import elu_features
 
 
-def _start(k: Tensor, v: Tensor, segment: int, s0: WindowState | None, keep: bool) -> WindowState:
+def _start(k: Tensor, v: Tensor, room: int, s0: WindowState | None) -> WindowState:
     if s0 is not None:
         return s0
     S = k.new_zeros(k.shape[0], k.shape[2], k.shape[-1], v.shape[-1])
-    return fresh_ring(k, v, None, FeatureState(S, torch.zeros_like(S[..., 0])), None, segment if keep else 1, 0)
+    return fresh_ring(k, v, None, FeatureState(S, torch.zeros_like(S[..., 0])), None, room, 0)
 
 
 def _weight(hard_weight: Tensor | None, like: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def infini(
     True
     """
     (_, T, H, _), scale = k.shape, q.shape[-1] ** -0.5 if scale is None else scale
-    s0 = _start(k, v, segment, initial_state, output_final_state)
+    s0 = _start(k, v, segment if output_final_state else 1, initial_state)
     books, W = advance(k, v, key_mask, s0), s0.k.shape[1]
     at = s0.seen[:, None] + torch.arange(-W, T, device=k.device)                                    # index of a token of ring and call
     rows = at[:, W:] // segment
@@ -85,10 +85,11 @@ def recurrent(
     True
     """
     (B, T, H, _), HQ, scale = k.shape, q.shape[2], q.shape[-1] ** -0.5 if scale is None else scale
-    (S, z), (ring_k, ring_v, _, _, present, *sinks, seen, written) = (s0 := _start(k, v, segment, initial_state, True)).slots, s0[1:]
+    s0 = _start(k, v, segment if output_final_state else min(segment, max(T, 1)), initial_state)   # no more than the tokens can fill
+    (S, z), (ring_k, ring_v, _, _, present, *sinks, seen, written) = s0.slots, s0[1:]
     weight, o = _weight(hard_weight, q), []
     for t in range(T):
-        here = torch.arange(segment, device=k.device) == (seen % segment)[:, None]
+        here = torch.arange(ring_k.shape[1], device=k.device) == (seen % segment)[:, None]
         counted = k.new_ones(B, 1, dtype=torch.bool) if key_mask is None else key_mask[:, t, None]
         ring_k, ring_v, present = put(here, k[:, t, None], ring_k), put(here, v[:, t, None], ring_v), put(here, counted, present)
         x = scale * einsum("bhrd,bihd->bhri", q[:, t].unflatten(1, (H, -1)), ring_k)

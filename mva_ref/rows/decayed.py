@@ -1,32 +1,40 @@
 """Linear recurrences with decay: un-normalised, of order 1."""
 
+from typing import Any
+
 from ..method import Method
 
 STATE = {"S": "B H D V"}
 HERE = "mva_ref.naive.baselines"
 
+
+def forms(name: str) -> dict[str, Any]:
+    """Where the forms of a row are."""
+    return {"naive": f"{HERE}.{name}:{name}", "recurrent": f"{HERE}.{name}:recurrent", "chunk": f"mva_ref.fast.chunk.decayed:{name}"}
+
+
 ROWS = (
     Method(
         name="gla", title="Gated linear attention", order="1", compression="features", decay="channel", integration="none", state="D * V",
         exact="never", source="2312.06635", inputs=("q", "k", "v", "g"), shapes={"g": "B T H D"},
-        naive=f"{HERE}.gla:gla", recurrent=f"{HERE}.gla:recurrent", state_type="MatrixState", state_fields=STATE, rotation=False,
+        **forms("gla"), state_type="MatrixState", state_fields=STATE, rotation=False,
     ),
     Method(
         name="retnet", title="RetNet", order="1", compression="features", decay="head, fixed", integration="none", state="D * V",
-        exact="never", source="2307.08621", inputs=("q", "k", "v"), shapes={"head_decay": "H"}, naive=f"{HERE}.retnet:retnet",
-        recurrent=f"{HERE}.retnet:recurrent", state_type="MatrixState", state_fields=STATE,
+        exact="never", source="2307.08621", inputs=("q", "k", "v"), shapes={"head_decay": "H"},
+        **forms("retnet"), state_type="MatrixState", state_fields=STATE,
         by_head={"head_decay": f"{HERE}.retnet:retnet_decay"},
     ),
     Method(
         name="supra", title="SUPRA", order="1, of its features", compression="features", decay="head, fixed", integration="none",
         state="D * V", exact="never", source="2405.06640", inputs=("q", "k", "v"), shapes={"head_decay": "H"},
-        naive=f"{HERE}.supra:supra", recurrent=f"{HERE}.supra:recurrent", state_type="MatrixState", state_fields=STATE,
+        **forms("supra"), state_type="MatrixState", state_fields=STATE,
         by_head={"head_decay": f"{HERE}.supra:supra_decay"},
     ),
     Method(
         name="mamba2", title="Mamba-2 (SSD)", order="1", compression="features", decay="head", integration="none", state="D * V",
         exact="never", source="2405.21060", inputs=("q", "k", "v", "dt"), required=("A",),
-        shapes={"dt": "B T H", "A": "H", "skip": "H"}, naive=f"{HERE}.mamba2:mamba2", recurrent=f"{HERE}.mamba2:recurrent",
+        shapes={"dt": "B T H", "A": "H", "skip": "H"}, **forms("mamba2"),
         state_type="MatrixState", state_fields=STATE,
     ),
     Method(
@@ -38,6 +46,6 @@ ROWS = (
     Method(
         name="rwkv6", title="RWKV-6", order="1", compression="features", decay="channel", integration="none", state="D * V",
         exact="never", source="2404.05892", inputs=("q", "k", "v", "g"), required=("u",), shapes={"g": "B T H D", "u": "H D"},
-        naive=f"{HERE}.rwkv6:rwkv6", recurrent=f"{HERE}.rwkv6:recurrent", state_type="MatrixState", state_fields=STATE, rotation=False,
+        **forms("rwkv6"), state_type="MatrixState", state_fields=STATE, rotation=False,
     ),
 )

@@ -35,7 +35,7 @@ ROWS = (
         name="abc", title="ABC", order="all, of slots", compression="slots", decay="none", integration="none", state="M * (D + V + 1)",
         exact="a slot a token", source="2110.02488", inputs=("q", "k", "v", "s"),
         naive="mva_ref.naive.logit_slots:abc", recurrent="mva_ref.naive.recurrent.slots:abc",
-        state_type="AbcState", state_fields={"K": "B H M D", "V": "B H M V", "z": "B H M"},
+        chunk="mva_ref.fast.chunk.forms:abc", state_type="AbcState", state_fields={"K": "B H M D", "V": "B H M V", "z": "B H M"},
         normalised=True, positive=True, shift=True,
     ),
     Method(

@@ -86,15 +86,16 @@ def test_p9_every_form_is_the_same_function(row, impl, data):
     assert_same_state(p, b.state, a.state)
 
 
-@pytest.mark.parametrize("row", SLOTTED)
+@pytest.mark.parametrize("row", [row.name for row in mva.methods() if row.chunk])
 @given(st.data())
 def test_p9_chunks_across_many_boundaries(row, data):
     """P9: the chunked form equals the quadratic one when T spans several chunks, whatever the chunk size."""
-    import mva_ref.fast.chunk.scan as scan
+    from mva_ref.fast.chunk import local, scan
 
     p = data.draw(problems(row, min_T=5, max_T=11))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "CHUNK", data.draw(st.integers(1, 5), label="chunk"))
+        patch.setattr(local, "BLOCK", data.draw(st.integers(1, 5), label="block"))
         got = p.run("chunk", output_final_state=True)
     wanted = p.run("naive", output_final_state=True)
     assert_same(p, got.o, wanted.o)

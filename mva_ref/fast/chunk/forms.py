@@ -1,15 +1,18 @@
-"""MetaLA, GSA, MVA and their window forms, linear in T. Arguments and equations: the functions of the same name in mva_ref.naive."""
+"""MetaLA, ABC, GSA, MVA and their window forms, linear in T. Arguments and equations: the functions of the same name in mva_ref.naive."""
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from ...frame import form, tree_map
 from ...ring import advance, delay_gates, fresh_slots, fresh_state, room
-from ...types import Output, SlotState, WindowState, has_mass
+from ...types import AbcState, Output, SlotState, WindowState, has_mass
 from ..compose import Options, Read, groups, read_levels, silent
 from .local import local_attention
 from .reading import Perceptron, masked_softmax
 from .scan import ChunkedLevel
+
+LOWEST = -1e30  # stands for a logit of -inf, whose logsumexp has no gradient
 
 
 @form
@@ -61,7 +64,7 @@ def mva_sw(
     books = advance(k, v, key_mask, s0)
     gates, ring_g = delay_gates(g_levels.movedim(0, 2), s0.g, s0.seen, books.counts)
     low_gates, ring_low = (None, None) if low_g is None or s0.low_g is None else delay_gates(low_g, s0.low_g, s0.seen, books.counts)
-    near, log_near = local_attention(q, books, scale)
+    near, log_near, _ = local_attention(q, books, scale)
     how = Options(low_query, branches, low_gates, branch_gate, scale, read, perceptron, residual, slot_bias, True, output_final_state)
     far, log_Z, sign, slots = read_levels(ChunkedLevel, q, books.k[:, :T], books.v[:, :T], gates.movedim(2, 0), how, s0.slots)
     far, empty = far.flatten(2, 3), (books.history == 0)[..., None].expand(B, T, HQ)
@@ -83,6 +86,23 @@ def mva_sw(
         o = share[..., :1] * near + share[..., 1:] * far
     state = books.after._replace(slots=slots, g=ring_g, low_g=ring_low) if output_final_state else None
     return Output(o, state, lse if has_mass(read) else None)
+
+
+@form
+def abc(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, *, scale: float | None = None, initial_state: AbcState | None = None,
+    output_final_state: bool = False, key_mask: Tensor | None = None,
+) -> Output:
+    """ABC by chunks: GSA with the gates z_{t-1} - z_t, where z_t is the logsumexp of s up to t; see mva_ref.naive.abc."""
+    (B, _, H, M), scale = s.shape, q.shape[-1] ** -0.5 if scale is None else scale
+    K, V, z0 = initial_state or (*(x.new_zeros(B, H, M, x.shape[-1]) for x in (k, v)), s.new_full((B, H, M), -torch.inf))
+    s = s if key_mask is None else torch.where(key_mask[..., None, None], s, -torch.inf)
+    nothing = s.isneginf()
+    z = torch.cat([z0[:, None], s], 1).clamp(min=LOWEST).logcumsumexp(1)
+    g = torch.where(nothing, 0, logsigmoid(z[:, :-1] - torch.where(nothing, 0, s)))
+    out = gsa(q, k, v, g, scale=scale, initial_state=SlotState(K, V, None), output_final_state=output_final_state)
+    end = torch.where(z[:, -1] > LOWEST / 2, z[:, -1], -torch.inf)
+    return Output(out.o, AbcState(out.state.K, out.state.V, end) if out.state else None)
 
 
 @form

@@ -39,9 +39,9 @@ def join(x: Tensor, T: int) -> Tensor:
     return x.flatten(1, 2)[:, :T]
 
 
-def chunk_maps(g: Tensor) -> Chunks:
-    """Maps of the gates g [B, N, C, H, M]. Spans are summed one by one, so that gates of -inf are exact."""
-    C, w = g.shape[2], -torch.expm1(g)
+def chunk_maps(g: Tensor, w: Tensor | None = None) -> Chunks:
+    """Maps of the gates g [B, N, C, H, M]: a token is written with 1 - exp(g), or with w. Spans are summed one by one: -inf is exact."""
+    C, w = g.shape[2], -torch.expm1(g) if w is None else w
     gates = g.movedim(2, 3)                                                                        # b n h t c
     later = torch.ones(C, C, dtype=torch.bool, device=g.device).tril(-1)                            # token t comes after token i
     spans = torch.where(later[..., None], gates[..., :, None, :], 0).cumsum(3)                      # sum over i < j <= t
@@ -74,10 +74,10 @@ def values(p: Tensor, v: Tensor, maps: Chunks, V: Tensor) -> Tensor:
 
 
 class ChunkedLevel:
-    """The slots of one level; see mva_ref.fast.compose.Level."""
+    """The slots of one level; see mva_ref.fast.compose.Level. w [B, T, H, M]: what a token is written with, if not 1 - exp(g)."""
 
-    def __init__(self, g: Tensor) -> None:
-        self.g, self.maps = g, chunk_maps(split(g))
+    def __init__(self, g: Tensor, w: Tensor | None = None) -> None:
+        self.g, self.maps = g, chunk_maps(split(g), None if w is None else split(w))
         self.written: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     def write(self, x: Tensor, X0: Tensor) -> tuple[Tensor, Tensor, Tensor]:

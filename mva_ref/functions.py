@@ -42,6 +42,10 @@ def public(name: str) -> Callable[..., Output]:
         impl, check_finite = given.pop("impl"), given.pop("check_finite")
         function = None if impl is None else row.resolve(impl)
         check(row, given, check_finite, impl)
+        for key, dotted in row.by_head.items():
+            if given[key] is None:
+                v = given["v"]
+                given[key] = load(dotted)(v.shape[2]).to(v.device, torch.promote_types(torch.float32, v.dtype))
         if function is None:
             function = row.resolve(choose(row, given[row.inputs[0]]))
         return function(**given)  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ import torch
 import mva_ref as mva
 from mva_ref import registry
 from mva_ref.functions import NAIVE_LENGTH, choose
-from mva_ref.method import Method
+from mva_ref.method import Method, load
 from mva_ref.registry import METHODS
 from mva_ref.testing.examples import example
 
@@ -159,7 +159,8 @@ def test_forms_have_the_public_defaults(name, impl):
 @pytest.mark.parametrize(("name", "impl"), FORMS)
 def test_forms_are_found_by_their_name(name, impl):
     form = METHODS[name].resolve(impl)
-    assert callable(form) and form.__name__ in (name, "recurrent")
+    shared = {("supra", "chunk"): "retnet"}      # the same but for its decays
+    assert callable(form) and form.__name__ in (shared.get((name, impl), name), "recurrent")
 
 
 # attention and weights
@@ -251,7 +252,18 @@ def test_the_form_gets_every_argument_by_name(name, monkeypatch):
     row, parameters = METHODS[name], public(name)
     assert set(calls[0]) == {*row.inputs, *row.options}
     for key, got in calls[0].items():
-        assert got is x[key] if key in x else same(got, required(name).get(key, parameters[key].default))
+        if key in row.by_head:                   # a default that depends on the index of a head is filled in
+            assert torch.equal(got, load(row.by_head[key])(2))
+        else:
+            assert got is x[key] if key in x else same(got, required(name).get(key, parameters[key].default))
+
+
+def test_a_default_by_head_is_not_rounded_to_the_type_of_the_tokens(monkeypatch):
+    calls = []
+    monkeypatch.setattr(Method, "resolve", lambda self, impl: lambda **arguments: calls.append(arguments))
+    mva.retnet(**{key: y.bfloat16() for key, y in tensors("retnet").items()})
+    wanted = load(METHODS["retnet"].by_head["head_decay"])(2)
+    assert torch.equal(calls[0]["head_decay"], wanted.float()) and not torch.equal(wanted.float(), wanted.bfloat16().float())
 
 
 def test_no_tokens():

@@ -8,9 +8,10 @@ STATE = {"S": "B H D V"}
 HERE = "mva_ref.naive.baselines"
 
 
-def forms(name: str) -> dict[str, Any]:
+def forms(name: str, chunk: str | None = None) -> dict[str, Any]:
     """Where the forms of a row are."""
-    return {"naive": f"{HERE}.{name}:{name}", "recurrent": f"{HERE}.{name}:recurrent", "chunk": f"mva_ref.fast.chunk.decayed:{name}"}
+    chunk = f"mva_ref.fast.chunk.decayed:{chunk or name}"
+    return {"naive": f"{HERE}.{name}:{name}", "recurrent": f"{HERE}.{name}:recurrent", "chunk": chunk}
 
 
 ROWS = (
@@ -28,7 +29,7 @@ ROWS = (
     Method(
         name="supra", title="SUPRA", order="1, of its features", compression="features", decay="head, fixed", integration="none",
         state="D * V", exact="never", source="2405.06640", inputs=("q", "k", "v"), shapes={"head_decay": "H"},
-        **forms("supra"), state_type="MatrixState", state_fields=STATE,
+        **forms("supra", "retnet"), state_type="MatrixState", state_fields=STATE,
         by_head={"head_decay": f"{HERE}.supra:supra_decay"},
     ),
     Method(

@@ -7,20 +7,21 @@ import torch
 from torch import Tensor, einsum
 
 from ...frame import form
-from ...naive.baselines.decayed import per_token, skipped, time_decay
-from ...naive.baselines.kernel import seen
-from ...naive.baselines.retnet import retnet_decay
-from ...naive.baselines.supra import supra_decay
 from ...types import MatrixState, Output
 from ..compose import groups
 from .scan import ChunkedLevel
+
+
+def counted(v: Tensor, key_mask: Tensor | None) -> Tensor:
+    """1 for a token that counts, 0 for a masked one, [B, T, 1, 1]."""
+    return v.new_ones(*v.shape[:2], 1, 1) if key_mask is None else key_mask.to(v.dtype)[..., None, None]
 
 
 def decayed_chunks(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float, key_mask: Tensor | None, s0: MatrixState | None, before: bool = False
 ) -> tuple[Tensor, MatrixState]:
     """What mva_ref.naive.baselines.decayed.decayed_matrix computes; before: a token reads the state that the token before left."""
-    keep = seen(v, key_mask)[..., None, None]
+    keep = counted(v, key_mask)
     at = ChunkedLevel(torch.where(keep > 0, g, 0).expand(k.shape), k * keep)
     S0 = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1]) if s0 is None else s0.S
     o, S = at.values(scale * groups(q, v.shape[2]), v, S0, before)
@@ -42,19 +43,9 @@ def retnet(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, head_decay: Tensor | None = None,
     initial_state: MatrixState | None = None, output_final_state: bool = False, key_mask: Tensor | None = None,
 ) -> Output:
-    """Retention by chunks; see mva_ref.naive.baselines.retnet."""
-    g = per_token(retnet_decay(k.shape[2]) if head_decay is None else head_decay, v)
-    o, state = decayed_chunks(q, k, v, g, q.shape[-1] ** -0.5 if scale is None else scale, key_mask, initial_state)
-    return Output(o, state if output_final_state else None)
-
-
-@form
-def supra(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, head_decay: Tensor | None = None,
-    initial_state: MatrixState | None = None, output_final_state: bool = False, key_mask: Tensor | None = None,
-) -> Output:
-    """SUPRA by chunks; see mva_ref.naive.baselines.supra."""
-    g = per_token(supra_decay(k.shape[2]) if head_decay is None else head_decay, v)
+    """Retention and SUPRA by chunks; see mva_ref.naive.baselines.retnet. The decays are never left out: mva_ref.retnet fills them in."""
+    assert head_decay is not None
+    g = head_decay[:, None].expand(*v.shape[:3], 1)
     o, state = decayed_chunks(q, k, v, g, q.shape[-1] ** -0.5 if scale is None else scale, key_mask, initial_state)
     return Output(o, state if output_final_state else None)
 
@@ -65,8 +56,11 @@ def mamba2(
     output_final_state: bool = False, key_mask: Tensor | None = None,
 ) -> Output:
     """Mamba-2 by chunks; see mva_ref.naive.baselines.mamba2."""
-    o, state = decayed_chunks(q, dt[..., None] * k, v, time_decay(dt, A)[..., None], 1.0, key_mask, initial_state)
-    o = o if skip is None else o + skipped(skip[:, None], v, q, key_mask)
+    at_once = A.isneginf()                                                                          # and no time is no decay
+    g = torch.where(at_once, torch.where(dt > 0, -torch.inf, 0), dt * torch.where(at_once, 0, A))[..., None]
+    o, state = decayed_chunks(q, dt[..., None] * k, v, g, 1.0, key_mask, initial_state)
+    if skip is not None:
+        o = o + (skip[:, None] * v * counted(v, key_mask)).repeat_interleave(q.shape[2] // v.shape[2], 2)
     return Output(o, state if output_final_state else None)
 
 
@@ -77,5 +71,5 @@ def rwkv6(
 ) -> Output:
     """RWKV-6 by chunks; see mva_ref.naive.baselines.rwkv6."""
     read, state = decayed_chunks(q, k, v, g, 1.0, key_mask, initial_state, before=True)
-    bonus = einsum("bthrd,bthd,hd->bthr", groups(q, k.shape[2]), k * seen(v, key_mask)[..., None, None], u)
+    bonus = einsum("bthrd,bthd,hd->bthr", groups(q, k.shape[2]), k * counted(v, key_mask), u)
     return Output(read + (bonus[..., None] * v[:, :, :, None]).flatten(2, 3), state if output_final_state else None)

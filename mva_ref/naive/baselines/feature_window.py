@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, einsum
 
-from ...ring import Advance, advance, delay_gates, fresh_ring, room
+from ...ring import advance, delay_gates, fresh_ring, room
 from ...types import FeatureState, MatrixState, Output, WindowState
 from ..merging import hard, soft
 from ..orders import ratio
@@ -38,29 +38,8 @@ def _start(how: Hybrid, k: Tensor, v: Tensor, g: Tensor | None, s0: WindowState 
     return fresh_ring(k, v, g, FeatureState(S, torch.zeros_like(S[..., 0])), None, window, sinks)
 
 
-def near_matrix(q: Tensor, books: Advance, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax over window and sinks as a matrix.
-
-    Equation:  o_t = sum_i softmax_i(scale q_t.k_i) v_i, its log-mass, and its largest score
-    Shapes:    q [B, T, HQ, D] and the books of the call -> o [B, T, HQ, V], [B, T, HQ] twice
-    Numerics:  -inf for a row that sees nothing.
-    Source:    docs/theory/window.md.
-
-    >>> from ...ring import advance, fresh_ring; x = torch.ones(1, 3, 1, 1)
-    >>> near_matrix(x, advance(x, x, None, fresh_ring(x, x, None, None, None, 1, 0)), 2.0)[2].flatten().tolist()
-    [2.0, 2.0, 2.0]
-    """
-    keys, values, visible = window_keys(books, q.shape[1])
-    out = attend(q, keys, values, visible, scale)
-    assert out.lse is not None
-    x = torch.where(visible[:, :, None, None], scale * einsum("bthrd,bihd->bthri", group(q, keys.shape[2]), keys), -torch.inf)
-    return out.o, out.lse, x.amax(-1).flatten(2, 3) if keys.shape[1] else out.lse
-
-
 def window_matrix(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, how: Hybrid, s0: WindowState | None, keep: bool, key_mask: Tensor | None,
-    near_part: Callable[..., tuple[Tensor, Tensor, Tensor]] = near_matrix,
-    far_part: Callable[..., tuple[Tensor, MatrixState]] = decayed_matrix,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, how: Hybrid, s0: WindowState | None, keep: bool, key_mask: Tensor | None
 ) -> Output:
     """Softmax over window and sinks, features over the rest, as matrices.
 
@@ -77,20 +56,24 @@ def window_matrix(
     (B, T, H, _), HQ = k.shape, q.shape[2]
     s0 = _start(how, k, v, g, s0, keep)
     books = advance(k, v, key_mask, s0)
-    near, log_near, top = near_part(q, books, how.scale)
+    keys, values, visible = window_keys(books, T)
+    near = attend(q, keys, values, visible, how.scale)
+    x = how.scale * einsum("bthrd,bihd->bthri", group(q, H), keys)
+    top = torch.where(visible[:, :, None, None], x, -torch.inf).amax(-1).flatten(2, 3) if keys.shape[1] else near.lse
+    assert near.lse is not None and top is not None
     left, gone = books.k[:, :T], books.v[:, :T]
     gates, ring_g = (k.new_zeros(B, T, H, 1), None) if g is None else delay_gates(g, s0.g, s0.seen, books.counts)
     both = torch.cat([gone, torch.ones_like(gone[..., :1])], -1)                                    # the sum is one more value
     start = MatrixState(torch.cat([s0.slots.S, s0.slots.z[..., None]], -1))
-    sums, end = far_part(how.phi_q(q), how.phi_k(left), both, gates, 1.0, books.counts, start)
+    sums, end = decayed_matrix(how.phi_q(q), how.phi_k(left), both, gates, 1.0, books.counts, start)
     Z, empty = sums[..., -1], (books.history == 0)[..., None].expand(B, T, HQ)
     far = Output(ratio(sums[..., :-1], Z))
-    window = Output(near, lse=how.mass(log_near, top))
+    near = near._replace(lse=how.mass(near.lse, top))
     if how.hard_weight is None:
         some = ~empty & (Z > 0)
-        out = soft(window, far, Mass(torch.where(some, torch.where(some, Z, 1).log(), -torch.inf)))
+        out = soft(near, far, Mass(torch.where(some, torch.where(some, Z, 1).log(), -torch.inf)))
     else:
-        out = hard(window, far, empty, how.hard_weight.expand(B, T, HQ))
+        out = hard(near, far, empty, how.hard_weight.expand(B, T, HQ))
     history = FeatureState(end.S[..., :-1], end.S[..., -1])
     return Output(out.o, books.after._replace(slots=history, g=ring_g) if keep else None, out.lse)
 

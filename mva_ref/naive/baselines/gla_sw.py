@@ -9,11 +9,10 @@ from ...types import Output, WindowState
 from .feature_window import Hybrid, window_matrix, window_steps
 
 
-def setting(
+def _how(
     q: Tensor, window: int, feature_map: Callable[[Tensor], Tensor], integration: str, hard_weight: Tensor | None, sinks: int,
     scale: float | None,
 ) -> Hybrid:
-    """What the shared form of a window and features needs to know of this row."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return Hybrid(feature_map, feature_map, window, sinks, scale, lambda lse, top: lse, hard_weight if integration == "hard" else None)
 
@@ -39,7 +38,7 @@ def gla_sw(
     >>> torch.allclose(gla_sw(q, k, v, -torch.rand(1, 5, 2, 4), 5, torch.exp).o, softmax(q, k, v).o, atol=1e-6)
     True
     """
-    how = setting(q, window, feature_map, integration, hard_weight, sinks, scale)
+    how = _how(q, window, feature_map, integration, hard_weight, sinks, scale)
     return window_matrix(q, k, v, g, how, initial_state, output_final_state, key_mask)
 
 
@@ -60,5 +59,5 @@ def recurrent(
     >>> torch.allclose(recurrent(q, k, v, g, 2, torch.exp).o, gla_sw(q, k, v, g, 2, torch.exp).o, atol=1e-5)
     True
     """
-    how = setting(q, window, feature_map, integration, hard_weight, sinks, scale)
+    how = _how(q, window, feature_map, integration, hard_weight, sinks, scale)
     return window_steps(q, k, v, g, how, initial_state, output_final_state, key_mask)

@@ -9,11 +9,10 @@ from .feature_window import Hybrid, window_matrix, window_steps
 from .hedgehog import hedgehog_features
 
 
-def setting(
+def _how(
     q: Tensor, k: Tensor, window: int, W_q: Tensor | None, W_k: Tensor | None, window_weight: Tensor | None, own_maximum: bool,
     scale: float | None,
 ) -> Hybrid:
-    """What the shared form of a window and features needs to know of this row."""
     weight = q.new_zeros(()) if window_weight is None else torch.where(window_weight > 0, window_weight, 0).log()
 
     def mass(lse: Tensor, top: Tensor) -> Tensor:
@@ -45,7 +44,7 @@ def lolcats(
     >>> torch.allclose(lolcats(q, k, v, 5).o, softmax(q, k, v).o, atol=1e-6)
     True
     """
-    how = setting(q, k, window, W_q, W_k, window_weight, own_maximum, scale)
+    how = _how(q, k, window, W_q, W_k, window_weight, own_maximum, scale)
     out = window_matrix(q, k, v, None, how, initial_state, output_final_state, key_mask)
     return out._replace(lse=None if own_maximum else out.lse)
 
@@ -67,6 +66,6 @@ def recurrent(
     >>> torch.allclose(recurrent(q, k, v, 2).o, lolcats(q, k, v, 2).o, atol=1e-5)
     True
     """
-    how = setting(q, k, window, W_q, W_k, window_weight, own_maximum, scale)
+    how = _how(q, k, window, W_q, W_k, window_weight, own_maximum, scale)
     out = window_steps(q, k, v, None, how, initial_state, output_final_state, key_mask)
     return out._replace(lse=None if own_maximum else out.lse)

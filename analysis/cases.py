@@ -1,6 +1,6 @@
 """What the study compares: every method at every setting, as data."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mva_ref as mva
@@ -10,12 +10,17 @@ ORDERS = (0, 1, 2, 4, 8, 16, 32)
 WINDOWS = (16, 64, 128)
 SINKS = (0, 4)
 STATE = 6144          # float numbers a KV head at D = V = 64: 48 slots of GSA, 24 of MVA-2, 16 of MVA-3, 96 of MetaLA
-SLOT_WINDOW = 64      # window of the slot methods with one
+SLOT_WINDOW = 64      # window of the methods that have one and something else
+# Methods whose queries and keys are mapped to as many columns as fill the state, with their options.
+FEATURES: dict[str, dict[str, Any]] = {"linear": {}, "t2r": {}, "hedgehog": {}, "based": {}, "rebased": {}, "power": {"power": 2}}
+RECURRENCES: dict[str, dict[str, Any]] = {
+    name: {} for name in ("retnet", "supra", "gla", "mamba2", "mamba", "rwkv6", "delta", "gated_delta")
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One method at one setting. `slots` and `levels` are 0 for a method without parameters to fit."""
+    """One method at one setting. `slots` and `levels` are those of a slot method, `width` the columns of projected queries and keys."""
 
     group: str
     label: str
@@ -23,6 +28,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     levels: int = 0
     slots: int = 0
+    width: int = 0
 
     @property
     def key(self) -> str:
@@ -34,14 +40,22 @@ class Case:
         window, sinks = self.options.get("window"), self.options.get("sinks", 0)
         if self.method == "softmax" and window is not None:
             return (min(window, T) + min(sinks, T)) * (D + V)
-        return ROWS[self.method].state_numbers(
-            D=D, V=V, T=T, M=self.slots, L=max(self.levels, 1), W=window or 0, n=sinks, N=self.options.get("order", 0)
-        )
+        row = ROWS[self.method]
+        columns = {"E": self.width} if "W_q" in row.options else {"D": self.width} if self.width else {}
+        order = self.options.get("order", self.options.get("power", 0))
+        return row.state_numbers(**{
+            "D": D, "V": V, "T": T, "M": self.slots, "L": max(self.levels, 1), "W": window or 0, "n": sinks, "N": order,
+            "C": self.options.get("segment", 0), **columns,
+        })
 
+    def filled(self, what: str, D: int, V: int, numbers: int) -> "Case":
+        """The same with as many `slots` or columns (`width`) as fit into a state of so many numbers; a window counts apart."""
+        past = replace(self, options={**self.options, "window": 0, "sinks": 0})
 
-def slot_count(name: str, levels: int, D: int, V: int, numbers: int) -> int:
-    """Slots that fill a state of so many numbers."""
-    return numbers // (V if name == "metala" else levels * (D + V))
+        def sized(case: Case, n: int) -> Case:
+            return replace(case, slots=n) if what == "slots" else replace(case, width=n)
+
+        return sized(self, next(n for n in range(1, numbers) if sized(past, n + 1).state(D, V, 0) > numbers))
 
 
 def cases(D: int, V: int, quick: bool = False) -> list[Case]:
@@ -55,15 +69,23 @@ def cases(D: int, V: int, quick: bool = False) -> list[Case]:
         found += [Case("window", f"window {w}{suffix}", "softmax", {"window": w, "sinks": n}) for w in windows]
     numbers = STATE * (D + V) // 128
     for name, size in (("equal", numbers), ("doubled", 2 * numbers))[: 1 if quick else 2]:
-        for title, row, L in (("MetaLA", "metala", 1), ("GSA", "gsa", 1), ("MVA-2", "mva", 2), ("MVA-3", "mva", 3)):
-            found.append(Case("slots", f"{title}, {name} state", row, {}, L, slot_count(row, L, D, V, size)))
+        for title, row, L in (("MetaLA", "metala", 1), ("ABC", "abc", 1), ("GSA", "gsa", 1), ("MVA-2", "mva", 2), ("MVA-3", "mva", 3)):
+            found.append(Case("slots", f"{title}, {name} state", row, {}, L).filled("slots", D, V, size))
     for title, row, L in (("GSA-SW", "gsa_sw", 1), ("MVA-2-SW", "mva_sw", 2)):
         for integration in ("soft", "hard"):
             for n in sinks if not quick else (4,):
                 options = {"window": SLOT_WINDOW, "sinks": n, "integration": integration}
                 label = f"{title}, {integration}{f', {n} sinks' if n else ''}"
-                found.append(Case("window and slots", label, row, options, L, slot_count(row, L, D, V, numbers)))
-    return found
+                found.append(Case("window and slots", label, row, options, L).filled("slots", D, V, numbers))
+    for group, rows in (("features", FEATURES), ("recurrences", RECURRENCES)):
+        for row, options in rows.items():
+            case = Case(group, ROWS[row].title, row, options)
+            found.append(case if row == "supra" else case.filled("width", D, V, numbers))
+    for integration in ("soft", "hard"):
+        options = {"window": SLOT_WINDOW, "sinks": 4, "integration": integration}
+        found.append(Case("window and features", f"GLA-SW, {integration}, 4 sinks", "gla_sw", options))
+    found.append(Case("window and features", "LoLCATs", "lolcats", {"window": SLOT_WINDOW}).filled("width", D, V, numbers))
+    return [*found, Case("window and features", "Infini-attention", "infini", {"segment": SLOT_WINDOW})]
 
 
 def known() -> set[str]:

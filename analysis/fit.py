@@ -1,4 +1,4 @@
-"""Fit what a slot method leaves open, on documents that are not measured: its gates, its low-order query, its hard-integration weight."""
+"""Fit what a method leaves open, on documents that are not measured: gates, projections, feature maps, hard-integration weights."""
 
 from typing import Any
 
@@ -9,48 +9,31 @@ import mva_ref as mva
 from mva_ref.models.capture import QKV
 
 from .cases import Case
+from .parametrise import METHODS
 
 STEPS = 80
 BATCH = 2
-RATES = {"W": 0.05, "b": 0.05, "W_r": 0.001, "logit": 0.1}  # q and k are large: a query projection that learns faster diverges
-SHARED = False  # gates of one KV head each; True: one projection for all heads, as in the paper
-MEMORY = 6.0    # the slots start with gate biases spread over 0 .. MEMORY: time scales of about 12 to 3,000 tokens
+# Adam's rate by the name of a tensor. q and k are large: a projection of them that learns faster diverges.
+RATES = {
+    **dict.fromkeys(("W", "b", "b_g", "b_t", "b_beta", "A_log", "u"), 0.05), **dict.fromkeys(("logit", "weight"), 0.1),
+    **dict.fromkeys(("W_q", "W_k", "W_f", "W_s", "W_g", "b_q", "b_k", "gain", "offset"), 0.01),
+    **dict.fromkeys(("W_t", "W_beta"), 0.002), "W_r": 0.001,
+}
 
 
 class Parameters(nn.Module):
-    """The fitted parameters of one case in one layer.
-
-    gates W_l [H or 1, D, M], b_l [H or 1, M]; low-order query W_r [HQ or 1, D, M]; one hard-integration logit a query head.
-    """
+    """The fitted parameters of one case in one layer; what they are: analysis.parametrise."""
 
     def __init__(self, case: Case, qkv: QKV, seed: int) -> None:
         super().__init__()
-        rng = torch.Generator().manual_seed(seed)
-        HQ, D, H, L, M = qkv.q.shape[2], qkv.q.shape[3], qkv.k.shape[2], case.levels, case.slots
-        heads, queries = (1, 1) if SHARED else (H, HQ)
         self.case = case
-        self.W = nn.Parameter(0.1 * D**-0.5 * torch.randn(L, heads, D, M, generator=rng))
-        self.b = nn.Parameter(torch.linspace(0, MEMORY, M).expand(L, heads, M).clone())
-        low = 0.1 * D**-0.5 * torch.randn(queries, D, M, generator=rng)
-        self.W_r = nn.Parameter(low) if case.method in ("metala", "mva", "mva_sw") else None
-        self.logit = nn.Parameter(torch.zeros(HQ)) if case.options.get("integration") == "hard" else None
+        started = METHODS[case.method].start(case, qkv, torch.Generator().manual_seed(seed))
+        self.tensors = nn.ParameterDict({name: nn.Parameter(x) for name, x in started.items()})
 
     def inputs(self, qkv: QKV) -> dict[str, Any]:
         """The arguments of the method on one batch of q, k, v."""
-        q, k, v, scale = qkv
-        g = torch.stack([mva.naive.slot_gates(k, W, b) for W, b in zip(self.W, self.b, strict=True)])
-        given: dict[str, Any] = {"v": v, **self.case.options}
-        r = None if self.W_r is None else torch.einsum("bthd,hdm->bthm", q, self.W_r.expand(q.shape[2], -1, -1))
-        if self.case.method == "metala":
-            return {**given, "r": r, "g": g[0]}
-        given.update(q=q, k=k, scale=scale)
-        if self.case.method in ("mva", "mva_sw"):
-            given.update(g_levels=g, low_query=r)
-        else:
-            given["g"] = g[0]
-        if self.logit is not None:
-            given["hard_weight"] = self.logit.sigmoid()[None, None]
-        return given
+        impl = {"impl": "recurrent"} if self.case.method == "mamba" else {}     # its quadratic form is T x T x V x D, and it has no chunks
+        return {"v": qkv.v, **METHODS[self.case.method].arguments(self.case, dict(self.tensors), qkv), **self.case.options, **impl}
 
 
 def to(qkv: QKV, dtype: torch.dtype) -> QKV:
@@ -75,7 +58,7 @@ def fit(case: Case, documents: list[QKV], steps: int = STEPS, seed: int = 0) -> 
     documents  q, k, v of the fitting texts in this layer, each [1, T, ...]
     """
     parameters = Parameters(case, documents[0], seed)
-    optimiser = torch.optim.Adam([{"params": [p], "lr": RATES[name]} for name, p in parameters.named_parameters()])
+    optimiser = torch.optim.Adam([{"params": [p], "lr": RATES[name]} for name, p in parameters.tensors.items()])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     rng = torch.Generator().manual_seed(seed + 1)
     targets = [mva.softmax(d.q, d.k, d.v, scale=d.scale).o for d in documents]
@@ -84,7 +67,7 @@ def fit(case: Case, documents: list[QKV], steps: int = STEPS, seed: int = 0) -> 
         if len(order) < BATCH:
             order += torch.randperm(len(documents), generator=rng).tolist()
         chosen, order = order[:BATCH], order[BATCH:]
-        out = mva.attention(case.method, **parameters.inputs(batch([documents[i] for i in chosen])), impl="chunk")
+        out = mva.attention(case.method, **parameters.inputs(batch([documents[i] for i in chosen])))
         loss = relative_error(out.o, torch.cat([targets[i] for i in chosen]))
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

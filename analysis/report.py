@@ -25,7 +25,7 @@ def errors(table: pd.DataFrame, group: str) -> str:
     layers = list(part.layer.unique())
     rows = [["", "state", *(f"layer {layer}" for layer in layers)]]
     for case, own in part.groupby("case", sort=False):
-        cells = [f"{number(e)} ({number(tv)})" for e, tv in zip(own.error, own.total_variation, strict=True)]
+        cells = [f"{number(e)} ({number(tv)})" if tv == tv else number(e) for e, tv in zip(own.error, own.total_variation, strict=True)]
         rows.append([str(case), f"{own.state.iloc[0]:.3g}" if own.state.iloc[0] > 1e6 else f"{own.state.iloc[0]:,.0f}", *cells])
     return markdown(rows)
 
@@ -60,7 +60,7 @@ it with true softmax attention. Two held-out texts ({" and ".join(about["held_ou
 **How to read the tables.** A cell is *relative error (total variation)*. Relative error: Frobenius norm of the output's error over all heads and
 positions, divided by that of the output; 1 is as bad as answering zero. Total variation: mean over positions and heads of half the sum of
 |difference| of the attention weights; 0 is equal, 1 is disjoint for weights that sum to one. *State*: numbers a KV head must keep for the next
-token; softmax keeps {about["tokens"]} x 128 = {about["tokens"] * 128:,} here.
+token; softmax keeps {about["tokens"]} x {about["key_and_value"]} = {about["tokens"] * about["key_and_value"]:,} here.
 
 ## The order of a read
 
@@ -100,6 +100,36 @@ number a head. {comparison(table, "GSA-SW, soft, 4 sinks", "GSA-SW, hard, 4 sink
 {errors(table, "window and slots")}
 
 ![Integration](integration.png)
+
+## Features without decay
+
+Softmax's exponential is replaced by a product of features: a fixed map, or learned ones, of queries and keys that pass through fitted affine
+maps of each head, with as many columns as fill a state of about 6,144 numbers. Best: {best(table, "features")}.
+
+{errors(table, "features")}
+
+## Recurrences with decay or correction
+
+Order 1 in mapped queries and keys, no sum to divide by. The maps, the gates and the write strengths were fitted as above; RetNet's and
+SUPRA's decays are theirs. Mamba has a matrix for every value channel, so there is no one matrix to compare. SUPRA's state is that of its
+heads and cannot be chosen. Best: {best(table, "recurrences")}.
+{comparison(table, "Gated DeltaNet", "GSA, equal state")} {comparison(table, "Gated DeltaNet", "MVA-2, equal state")}
+
+{errors(table, "recurrences")}
+
+## A window and features
+
+The window or segment of 64 keys again, its past kept in features. LoLCATs is soft by its own maximum, Infini-attention hard by segments.
+{comparison(table, "GLA-SW, soft, 4 sinks", "GLA-SW, hard, 4 sinks")} {comparison(table, "MVA-2-SW, soft, 4 sinks", "GLA-SW, soft, 4 sinks")}
+
+{errors(table, "window and features")}
+
+## All of them
+
+Error against the size of the state, up to softmax's own: its KV cache of {about["tokens"]} tokens is the right end, where the error is zero.
+Taylor orders from 2 on need more than that. Families of equal state are drawn side by side.
+
+![States](states.png)
 
 ## What this does not show
 

@@ -19,6 +19,13 @@ def _layers(text: str) -> tuple[int, ...] | None:
         raise argparse.ArgumentTypeError(f"is {text!r}; wanted 'all' or numbers like 0,10,29") from None
 
 
+def _workers(text: str) -> int:
+    """A number of processes; 0 for the cores that this process may use."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"is {text!r}; wanted a number, 0 for one a core")
+    return int(text) or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
 def _study(args: argparse.Namespace) -> int:
     try:
         from analysis.report import write_report
@@ -30,7 +37,7 @@ def _study(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else Path("results") / ("study-quick" if args.quick else "study")
     config = quick(config) if args.quick else config
     try:
-        table = compute(config, out)
+        table = compute(config, out, args.workers)
     except KeyboardInterrupt:
         print("\nInterrupted. What is done is kept: the same command goes on from there.", file=sys.stderr)
         return 130
@@ -55,6 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     study.add_argument("--layers", type=_layers, default=(0, 10, 29), help="0,10,29 (default), or all")
     study.add_argument("--quick", action="store_true", help="fewer cases, shorter texts: a minute, to see that everything works")
     study.add_argument("--seed", type=int, default=0, help="seed of the fitted gates")
+    study.add_argument("--workers", type=_workers, default=_workers("0"), help="processes, one a core by default; same numbers for any")
     study.add_argument("--out", help="folder for the results; results/study by default")
     study.set_defaults(run=_study)
     commands.add_parser("methods", help="the registry, as a table").set_defaults(run=_methods)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from matplotlib import pyplot as plt
 
 import mva_ref as mva
 from analysis import fit, study, texts
-from analysis.cases import Case, cases, slot_count
-from analysis.figures import FIGURES, draw_figure
+from analysis.cases import Case, cases
+from analysis.figures import FIGURES, draw_figure, system
+from analysis.parametrise import METHODS
 from analysis.report import report
 from mva_ref import cli
 from mva_ref.models.capture import QKV, capture
@@ -42,17 +44,28 @@ def test_measures_are_those_of_their_definition():
     assert torch.allclose(torch.tensor(rows.total_variation.values), ((A - U).abs().sum(-1) / 2).mean((0, 2)), rtol=1e-12)
 
 
-def test_equal_state_is_equal():
-    sizes = {(c.label.split(",")[0], c.label.split(", ")[1]): c.state(64, 64, 512) for c in cases(64, 64) if c.group == "slots"}
-    assert set(sizes.values()) == {6144, 12288} and len(sizes) == 8
-    assert [slot_count(*x, 64, 64, 6144) for x in (("gsa", 1), ("mva", 2), ("mva", 3), ("metala", 1))] == [48, 24, 16, 96]
+def test_equal_state_is_equal_where_a_method_has_a_size_to_choose():
+    sized = [c for c in cases(64, 64) if c.slots or c.width]
+    for case in sized:
+        past = replace(case, options={**case.options, "window": 0, "sinks": 0})
+        numbers = 12288 if "doubled" in case.label else 6144
+        assert past.state(64, 64, 512) <= numbers
+        assert max(replace(past, **{n: getattr(past, n) + 1}).state(64, 64, 512) for n in ("slots", "width") if getattr(past, n)) > numbers
+    counts = {c.label: c.slots or c.width for c in sized}
+    wanted = {"GSA": 48, "MVA-2": 24, "MVA-3": 16, "MetaLA": 96, "ABC": 47}
+    assert wanted == {name: counts[f"{name}, equal state"] for name in wanted}
+    by_method = {c.method: c.width for c in sized}
+    assert {"gla": 96, "delta": 96, "linear": 94, "hedgehog": 47, "based": 12, "power": 13}.items() <= by_method.items()
 
 
-@pytest.mark.parametrize("label", ["MetaLA, equal state", "MVA-2, equal state", "GSA-SW, soft, 4 sinks", "MVA-2-SW, hard"])
+FITTED = {c.method: c.label for c in cases(8, 8) if c.method in METHODS} | {"mva_sw": "MVA-2-SW, hard", "gla_sw": "GLA-SW, hard, 4 sinks"}
+
+
+@pytest.mark.parametrize("label", FITTED.values())
 def test_fitting_lowers_the_error_on_its_own_documents_and_repeats_bit_for_bit(label):
     case = next(c for c in cases(8, 8) if c.label == label)
-    options = {**case.options, "window": 4} if "window" in case.options else case.options
-    case = Case(case.group, case.label, case.method, options, case.levels, 4)
+    options = {**case.options, **{x: 4 for x in ("window", "segment") if x in case.options}}
+    case = replace(case, options=options, slots=min(case.slots, 4), width=min(case.width, 6))
     documents = [small(seed=s) for s in range(2)]
 
     def loss(parameters: fit.Parameters) -> float:
@@ -98,6 +111,13 @@ def test_an_interrupted_study_goes_on_and_ends_with_the_same_bytes(fake_model, m
     assert (tmp_path / "cut" / "study.csv").read_bytes() == (tmp_path / "whole" / "study.csv").read_bytes()
 
 
+def test_processes_change_nothing(fake_model, tmp_path):
+    config = study.Config(layers=(0,), steps=2)
+    study.compute(config, tmp_path / "one")
+    study.compute(config, tmp_path / "two", workers=2)
+    assert (tmp_path / "one" / "study.csv").read_bytes() == (tmp_path / "two" / "study.csv").read_bytes()
+
+
 def test_another_seed_is_another_study(fake_model, tmp_path):
     for seed in (0, 1):
         study.compute(study.Config(layers=(0,), steps=2, seed=seed), tmp_path)
@@ -108,8 +128,8 @@ def test_the_report_says_what_the_table_says():
     rows = [{"layer": 0, "group": g, "case": c, "state": 1, "error_sq": e, "target_sq": 1.0, "total_variation": 0.5}
             for g, c, e in (("order", "order 0", 0.25), ("window", "window 16", 0.04), ("slots", "GSA, equal state", 0.09),
                             ("slots", "MVA-2, equal state", 0.16), ("window and slots", "GSA-SW, soft", 0.01))]
-    about = {"quick": False, "model": "m", "held_out": ["t"], "tokens": 8, "steps": 1, "fit": ["f"], "shared_gates": False, "mva_ref": "0",
-             "torch": "0", "python": "3", "seed": 0}
+    about = {"quick": False, "model": "m", "held_out": ["t"], "tokens": 8, "key_and_value": 2, "steps": 1, "fit": ["f"],
+             "shared_gates": False, "mva_ref": "0", "torch": "0", "python": "3", "seed": 0}
     text = report(pd.DataFrame(rows), about)
     assert "MVA-2, equal state has the smaller error than GSA, equal state in 0 of 1 layers (0.400 against 0.300 in layer 0)" in text
     assert "Best: layer 0: window 16 (0.20)" in text
@@ -137,6 +157,16 @@ def test_every_point_of_a_figure_is_inside_its_axes(name):
     plt.close(figure)
 
 
+def test_no_system_is_left_out_of_a_figure():
+    table, about = published()
+    for name, groups in (("slots", ["slots"]), ("states", table.group.unique())):
+        figure = draw_figure(name, table, about)
+        drawn = {line.get_label() for line in figure.axes[0].lines} | {"Taylor order 0"}
+        small = table[table.group.isin(groups) & (table.state <= about["tokens"] * about["key_and_value"]) & (table.centre != "mean")]
+        assert {system(case) for case in small.case} <= drawn
+        plt.close(figure)
+
+
 def test_a_reader_that_stops_early_is_no_error():
     command = [sys.executable, "-c", "from mva_ref.cli import main; raise SystemExit(main(['methods']))"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -150,6 +180,9 @@ def test_command_line(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main(["study", "--layers", "x"])
     assert "wanted 'all' or numbers" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["study", "--workers", "-1"])
+    assert "wanted a number, 0 for one a core" in capsys.readouterr().err
     monkeypatch.setattr("mva_ref.models.load.find_smollm2", lambda: (_ for _ in ()).throw(FileNotFoundError("pip install it")))
     assert cli.main(["study"]) == 2 and "mva-ref study: pip install it" in capsys.readouterr().err
 

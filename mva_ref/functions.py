@@ -20,7 +20,7 @@ NAIVE_LENGTH = 64
 def choose(row: Method, first: Tensor) -> str:
     """The implementation that impl=None means for a call whose first input is `first`."""
     if row.triton is not None and first.is_cuda and first.dtype != torch.float64:
-        return "triton"
+        return "triton_recurrent" if row.triton_recurrent is not None and first.shape[1] == 1 else "triton"
     return "chunk" if row.chunk is not None and first.shape[1] > NAIVE_LENGTH else "naive"
 
 

@@ -41,6 +41,7 @@ class Method:
     recurrent: str
     chunk: str | None = None
     triton: str | None = None
+    triton_recurrent: str | None = None
     required: tuple[str, ...] = ()  # options without a default
     shapes: Mapping[str, str] = field(default_factory=dict)    # of tensors of this row, where they are not those of checks.SHAPES
     by_head: Mapping[str, str] = field(default_factory=dict)   # options [H] whose default depends on the index of a head: what gives it
@@ -54,7 +55,7 @@ class Method:
     rotation: bool = True           # one rotation of q and k changes nothing
     shift: bool = False             # adding one vector to all keys changes nothing
     one_matrix: bool = True         # all value channels share the matrix A, so that `weights` exists
-    forms: tuple[str, ...] = field(default=("naive", "recurrent", "chunk", "triton"), repr=False)
+    forms: tuple[str, ...] = field(default=("naive", "recurrent", "chunk", "triton", "triton_recurrent"), repr=False)
 
     @cached_property
     def options(self) -> tuple[str, ...]:

@@ -14,6 +14,16 @@ from .chunk.reading import Perceptron, log_written, masked_softmax, read
 Read = str | int
 
 
+class Attended(NamedTuple):
+    """One level read by softmax: output, its logsumexp, the last slots, and what the level has lost of keys and values, if wanted."""
+
+    o: Tensor
+    lse: Tensor
+    K: Tensor
+    V: Tensor
+    lost: tuple[Tensor, Tensor] | None
+
+
 class Level(Protocol):
     """Slots under the gates g [B, T, H, M] of one level. X0 are slots before the first token, [N, H, M, ...]."""
 
@@ -24,9 +34,10 @@ class Level(Protocol):
         """p_t V_t [B, T, H, R, V] (before: p_t V_{t-1}) for p [B, T, H, R, M], v [B, T, H, V], and the slots V after the last token."""
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, low: Tensor | None, K0: Tensor, V0: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-        """(softmax(scores + bias) + low) V_t, the logsumexp, and the last slots K, V; None where there is no such kernel."""
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, low: Tensor | None, K0: Tensor, V0: Tensor, scale: float,
+        lost: str | None,
+    ) -> Attended | None:
+        """(softmax(scores + bias) + low) V_t, and what else is wanted at once; None where there is no such kernel."""
 
     def running(self, initial: Tensor) -> Tensor:
         """Total log decay [B, T, H, M] of the slots at every token; initial [N, H, M]."""
@@ -107,9 +118,11 @@ def read_levels(
         W, a = how.perceptron or (None, None)
         own = _level(W, level, 3), _level(a, level, 2)
         low = r if level == 0 and how.branches != "separate" else None      # it reads the same slots, so the weights of both add up
-        fused = at.attend(queries, k, values, b, low, K0, V0, how.scale) if how.read == "softmax" and beta is None else None
+        more = how.residual if level + 1 < len(g_levels) else None
+        fused = at.attend(queries, k, values, b, low, K0, V0, how.scale, more) if how.read == "softmax" and beta is None else None
+        left = None
         if fused is not None:
-            part, log_own, K, V = fused
+            part, log_own, K, V, left = fused
             sign_own = None
         else:
             s, K = at.scores(queries, k, K0, how.scale)
@@ -125,8 +138,8 @@ def read_levels(
             log_Z = log_Z + torch.where(used, torch.where(used, log_own, 0) - torch.where(used, prior, 0), 0)
         o = part if o is None else o + part
         ends.append((K, V, at.total(initial) if how.state else initial))
-        if level + 1 < len(g_levels):
-            k, values = lost(k, g, at, K0, how.residual), lost(values, g, at, V0, how.residual)
+        if more:
+            k, values = left or (lost(k, g, at, K0, more), lost(values, g, at, V0, more))
     assert o is not None
     low_V = None
     if r is not None and how.low_g is not None:

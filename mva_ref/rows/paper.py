@@ -28,7 +28,7 @@ ROWS = (
         name="metala", title="MetaLA", order="1 in slot space", compression="slots", decay="slot", integration="none", state="M * V",
         exact="never", source="2411.10741", inputs=("r", "v", "g"),
         naive="mva_ref.naive.slots:metala", recurrent="mva_ref.naive.recurrent.slots:metala", chunk="mva_ref.fast.chunk.forms:metala",
-        triton="mva_ref.fast.triton.forms:metala",
+        triton="mva_ref.fast.triton.forms:metala", triton_recurrent="mva_ref.fast.triton.recurrent:metala",
         state_type="SlotState", state_fields={**SLOTS, "K": None}, rotation=False,
     ),
     Method(
@@ -42,14 +42,14 @@ ROWS = (
         name="gsa", title="Gated slot attention", order="all, of slots", compression="slots", decay="slot", integration="none",
         state="M * (D + V)", exact="a slot a token, mass bias", source="2409.07146", inputs=("q", "k", "v", "g"),
         naive="mva_ref.naive.slots:gsa", recurrent="mva_ref.naive.recurrent.slots:gsa", chunk="mva_ref.fast.chunk.forms:gsa",
-        triton="mva_ref.fast.triton.forms:gsa",
+        triton="mva_ref.fast.triton.forms:gsa", triton_recurrent="mva_ref.fast.triton.recurrent:gsa",
         state_type="SlotState", state_fields=SLOTS, positive=True,
     ),
     Method(
         name="mva", title="MVA", order="1 and all, of slots", compression="levels of slots", decay="slot", integration="none",
         state="L * M * (D + V)", exact="a slot a token, mass bias", source=PAPER, inputs=("q", "k", "v", "g_levels"),
         naive="mva_ref.naive.composed:mva", recurrent="mva_ref.naive.recurrent.composed:mva", chunk="mva_ref.fast.chunk.forms:mva",
-        triton="mva_ref.fast.triton.forms:mva",
+        triton="mva_ref.fast.triton.forms:mva", triton_recurrent="mva_ref.fast.triton.recurrent:mva",
         state_type="SlotState", state_fields=LEVELS,
     ),
     Method(

@@ -9,23 +9,23 @@ from torch import Tensor
 from .maps import before, elsewhere, level, load_gates, load_rows, load_state, one_reference, product, span_sums, store_rows, write_weights
 from .plan import Work
 
-WARPS = 4
-
 
 @triton.jit
 def read_scores(
     yx, inter, w, g, sums, BC: tl.constexpr, LOG: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, EXACT: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    EXCL: tl.constexpr, CHUNKS: tl.constexpr,
 ):
-    """sum_i Omega[t, i, c] yx[t, i] + exp(sums[t, c]) inter[t, c], [BC, BM]."""
+    """sum_i Omega[t, i, c] yx[t, i] + exp(sums[t, c]) inter[t, c], [BC, BM]; EXCL: over the tokens before t, as t - 1 left them."""
     t, i = tl.arange(0, BC)[:, None], tl.arange(0, BC)[None, :]
-    s = tl.exp(sums) * inter + tl.sum(tl.where(t == i, yx, 0.0), 1)[:, None] * w
+    s = tl.exp(sums) * inter
+    if not EXCL:
+        s += tl.sum(tl.where(t == i, yx, 0.0), 1)[:, None] * w
     if CHUNKS == 1:
-        f_q, f_k = one_reference(g, sums, BC, False)
+        f_q, f_k = one_reference(g, sums, BC, EXCL)
         s += f_q * product(tl.where(i < t, yx, 0.0), w * f_k, DT, PREC)
     else:
         for n in range(0, LOG):
-            right, pair, span = level(n, BC, False)
+            right, pair, span = level(n, BC, EXCL)
             f = tl.exp(span_sums(span, g, EXACT))
             s += tl.where(right, f * product(tl.where(pair, yx, 0.0), w * f, DT, PREC), 0.0)
     return s
@@ -33,17 +33,20 @@ def read_scores(
 
 @triton.jit
 def read_matrix(
-    a, w, g, sums, BC: tl.constexpr, LOG: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, EXACT: tl.constexpr, CHUNKS: tl.constexpr
+    a, w, g, sums, BC: tl.constexpr, LOG: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, EXACT: tl.constexpr, EXCL: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
-    """A_ti = sum_c a_t[c] Omega[t, i, c], [BC, BC]."""
+    """A_ti = sum_c a_t[c] Omega[t, i, c], [BC, BC]; EXCL as in read_scores."""
     t, i = tl.arange(0, BC)[:, None], tl.arange(0, BC)[None, :]
-    A = tl.where(t == i, tl.sum(a * w, 1)[:, None], 0.0)
+    A = tl.zeros([BC, BC], tl.float32)
+    if not EXCL:
+        A += tl.where(t == i, tl.sum(a * w, 1)[:, None], 0.0)
     if CHUNKS == 1:
-        f_q, f_k = one_reference(g, sums, BC, False)
+        f_q, f_k = one_reference(g, sums, BC, EXCL)
         A += tl.where(i < t, product(a * f_q, tl.trans(w * f_k), DT, PREC), 0.0)
     else:
         for n in range(0, LOG):
-            _, pair, span = level(n, BC, False)
+            _, pair, span = level(n, BC, EXCL)
             f = tl.exp(span_sums(span, g, EXACT))
             A += tl.where(pair, product(a * f, tl.trans(w * f), DT, PREC), 0.0)
     return A
@@ -84,7 +87,7 @@ def attend_kernel(
     k = load_rows(p_k, token, H, i_h, D, BD, m_t)                                                   # [BC, BD]
     qk = product(q, tl.trans(k), DT, PREC)                                                          # [BC, BC]
     inter = product(q, load_state(p_K, i_c, H, i_h, M, D, BM, BD), DT, PREC)              # [BC, BM]
-    s = scale * read_scores(qk, inter, w, g, sums, BC, LOG, DT, PREC, EXACT, CHUNKS)
+    s = scale * read_scores(qk, inter, w, g, sums, BC, LOG, DT, PREC, EXACT, False, CHUNKS)
     if BIAS:
         s += load_rows(p_bias, token, H * R, i_q, M, BM, m_t)
     a, lse = slot_softmax(s, M, BM)
@@ -92,7 +95,7 @@ def attend_kernel(
     if LOW:
         a += load_rows(p_low, token, H * R, i_q, M, BM, m_t)
 
-    A = read_matrix(a, w, g, sums, BC, LOG, DT, PREC, EXACT, CHUNKS)                                              # [BC, BC]
+    A = read_matrix(a, w, g, sums, BC, LOG, DT, PREC, EXACT, False, CHUNKS)                                              # [BC, BC]
     v = load_rows(p_v, token, H, i_h, V, BV, m_t)                                                   # [BC, BV]
     o = product(A, v, DT, PREC) + product(a * tl.exp(sums), tl.trans(load_state(p_V, i_c, H, i_h, M, V, BM, BV)), DT, PREC)
     store_rows(p_o, o, token, H * R, i_q, V, BV, m_t)
@@ -124,7 +127,7 @@ def weights_kernel(
     k = load_rows(p_k, token, H, i_h, D, BD, m_t)
     qk = product(q, tl.trans(k), DT, PREC)
     inter = product(q, load_state(p_K, i_c, H, i_h, M, D, BM, BD), DT, PREC)
-    s = scale * read_scores(qk, inter, w, g, sums, BC, LOG, DT, PREC, EXACT, CHUNKS)
+    s = scale * read_scores(qk, inter, w, g, sums, BC, LOG, DT, PREC, EXACT, False, CHUNKS)
     if BIAS:
         s += load_rows(p_bias, token, H * R, i_q, M, BM, m_t)
     p, _ = slot_softmax(s, M, BM)
@@ -137,7 +140,7 @@ def weights_kernel(
     v = load_rows(p_v, token, H, i_h, V, BV, m_t)
     ov = product(do, tl.trans(v), DT, PREC)
     inter = product(do, load_state(p_V, i_c, H, i_h, M, V, BM, BV), DT, PREC)
-    da = read_scores(ov, inter, w, g, sums, BC, LOG, DT, PREC, EXACT, CHUNKS)
+    da = read_scores(ov, inter, w, g, sums, BC, LOG, DT, PREC, EXACT, False, CHUNKS)
     if LOW:
         store_rows(p_dlow, da, token, H * R, i_q, M, BM, m_t)
     dlse = tl.load(p_dlse + token.to(tl.int64) * (H * R) + i_q, mask=m_t, other=0.0)
@@ -150,10 +153,10 @@ def attend(
     scale: float, o: Tensor, lse: Tensor,
 ) -> None:
     """Fill o [tokens, HQ, V] and lse [tokens, HQ]. K, V are border states [chunks, H, ., M]; bias and low [tokens, HQ, M] in float32."""
-    for sizes in launches(q, v, g, bias, low, work):
+    for sizes in launches(k, v, g, work):
         attend_kernel[(work.plan.chunks, q.shape[1])](
             q, k, v, g, g if bias is None else bias, g if low is None else low, K, V, o, lse, steep, work.plan.start,
-            work.plan.length, scale, g.shape[1], **sizes)
+            work.plan.length, scale, g.shape[1], R=q.shape[1] // g.shape[1], BIAS=bias is not None, LOW=low is not None, **sizes)
 
 
 def weights(
@@ -161,15 +164,16 @@ def weights(
     scale: float, do: Tensor, dlse: Tensor, a: Tensor, ds: Tensor, dlow: Tensor | None,
 ) -> None:
     """Fill a and ds [tokens, HQ, M], and dlow where it is given."""
-    for sizes in launches(q, v, g, bias, low, work):
+    for sizes in launches(k, v, g, work):
         weights_kernel[(work.plan.chunks, q.shape[1])](
             q, k, v, g, g if bias is None else bias, g if low is None else low, K, V, do, dlse, a, ds, g if dlow is None else dlow, steep,
-            work.plan.start, work.plan.length, scale, g.shape[1], **sizes)
+            work.plan.start, work.plan.length, scale, g.shape[1], R=q.shape[1] // g.shape[1], BIAS=bias is not None, LOW=low is not None,
+            **sizes)
 
 
-def launches(q: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, low: Tensor | None, work: Work) -> list[dict[str, Any]]:
+def launches(k: Tensor, v: Tensor, g: Tensor, work: Work) -> list[dict[str, Any]]:
     """What the launches of one kernel differ in, and what they share."""
-    (plan, tiles), (HQ, D), V, (H, M) = work, q.shape[1:], v.shape[-1], g.shape[1:]
-    shared = dict(R=HQ // H, M=M, D=D, V=V, BC=tiles.BC, BM=tiles.BM(M), BD=tiles.BD(D), BV=tiles.BD(V), LOG=tiles.BC.bit_length() - 1,
-                  **tiles.precision, BIAS=bias is not None, LOW=low is not None, num_warps=WARPS, num_stages=1)
+    (plan, tiles), D, V, M = work, k.shape[-1], v.shape[-1], g.shape[-1]
+    shared = dict(M=M, D=D, V=V, BC=tiles.BC, BM=tiles.BM(M), BD=tiles.BD(D), BV=tiles.BD(V), LOG=tiles.BC.bit_length() - 1,
+                  **tiles.precision, num_warps=tiles.warps(M, D, V), num_stages=1)
     return [{**shared, "CHUNKS": chunks} for chunks in tiles.paths] if plan.chunks else []

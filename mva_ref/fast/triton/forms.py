@@ -12,11 +12,12 @@ from torch import Tensor
 from ...frame import tree_map
 from ...types import ArgumentError, Output, SlotState, has_mass
 from ..chunk.reading import Perceptron
-from ..compose import Options, Read, groups, read_levels, silent
+from ..compose import Attended, Options, Read, groups, read_levels, silent
 from .ops import slot_attention, slot_scores, slot_values
 from .plan import Tiles, Work, plan
 
 AHEAD, BACK = 64, 32  # tokens of a chunk: what keeps the kernels within their registers
+WIDE = 32             # at most as many where products are of four bytes: what keeps them within shared memory
 
 
 class Call(NamedTuple):
@@ -46,13 +47,16 @@ class TritonLevel:
         return o.view(*p.shape[:-1], -1), end
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, low: Tensor | None, K0: Tensor, V0: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, low: Tensor | None, K0: Tensor, V0: Tensor, scale: float,
+        lost: str | None,
+    ) -> Attended:
         B, T, H, R, _ = q.shape
         b, r = (None if x is None else x.float().expand(B, T, H, R, -1).flatten(2, 3).flatten(0, 1) for x in (bias, low))
-        o, lse, K, V = slot_attention(q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), self.g.flatten(0, 1), b, r, K0, V0,
-                                      *self.call[1:], scale)
-        return o.view(B, T, H, R, -1), lse.view(B, T, H, R), K, V
+        o, lse, K, V, lost_k, lost_v = slot_attention(
+            q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), self.g.flatten(0, 1), b, r, K0, V0, *self.call[1:], scale,
+            lost)
+        left = (lost_k.view(k.shape), lost_v.view(v.shape)) if lost else None
+        return Attended(o.view(B, T, H, R, -1), lse.view(B, T, H, R), K, V, left)
 
     def sequences(self) -> list[Tensor]:
         joined = self.g.flatten(0, 1)
@@ -83,7 +87,8 @@ def kernel_form(f: Callable[..., Output]) -> Callable[..., Output]:
         B, T = first.shape[:2]
         ends = tuple(n * T for n in range(B + 1)) if cu_seqlens is None else tuple(cu_seqlens.tolist())
         heads = given["v"].shape[2]
-        call = Call(ends, *(Work(plan(ends, heads, n, first.device), Tiles(n, first.dtype)) for n in (AHEAD, BACK)))
+        sizes = (min(n, WIDE if first.dtype == torch.float32 else n) for n in (AHEAD, BACK))
+        call = Call(ends, *(Work(plan(ends, heads, n, first.device), Tiles(n, first.dtype)) for n in sizes))
         tokens = {"q", "k", "v"}
         wide = {n: x if n in tokens else tree_map(lambda y: y.float() if y.is_floating_point() else y, x) for n, x in given.items()}
         with torch.autocast(first.device.type, enabled=False):

@@ -20,15 +20,13 @@ from .maps import (
 )
 from .plan import Work
 
-WARPS = 4
-
 
 @triton.jit
 def pairs_kernel(
     p_a, p_y, p_x, p_g, p_in, p_out, p_s, p_o, p_dx, p_dg, p_steep, p_start, p_length, scale, H,
     R: tl.constexpr, M, D, BC: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, DT: tl.constexpr,
     PREC: tl.constexpr, EXACT: tl.constexpr, LOG: tl.constexpr, EXCL: tl.constexpr, SCORES: tl.constexpr,
-    VALUES: tl.constexpr, REVERSE: tl.constexpr, CHUNKS: tl.constexpr,
+    VALUES: tl.constexpr, REVERSE: tl.constexpr, LEAVE: tl.constexpr, ADD: tl.constexpr, CHUNKS: tl.constexpr,
 ):
     """One chunk and one KV head with its R query heads.
 
@@ -36,7 +34,8 @@ def pairs_kernel(
     SCORES    s_t[c] = scale (sum_i Omega[t, i, c] y_t.x_i + exp(sum of g up to t) y_t.X[c])
     VALUES    o_t = scale (sum_i A_ti x_i + (a_t exp(sum of g up to t)) X),   A_ti = sum_c a_t[c] Omega[t, i, c]
     REVERSE   with the gradient Y of the state at the chunk's end: dx_i = scale sum_t A_ti y_t + (w_i exp(sum of g after i)) Y, and dg, by
-              the chain rule through every exponent; no difference of long sums is formed (docs/theory/chunks.md)
+              the chain rule through every exponent; no difference of long sums is formed (docs/theory/chunks.md). Without
+              LEAVE there is no Y, its terms being another launch's, and dx is added to what is there; with ADD dg is
     """
     i_c, i_h = tl.program_id(0), tl.program_id(1)
     if elsewhere(p_steep, i_c * H + i_h, CHUNKS):
@@ -57,7 +56,7 @@ def pairs_kernel(
         dw = tl.zeros([BC, BM], tl.float32)
         dg = tl.zeros([BC, BM], tl.float32)
 
-    for r in tl.static_range(R):
+    for r in range(0, R):
         i_q = i_h * R + r
         if SCORES or REVERSE:
             y = load_rows(p_y, token, H * R, i_q, D, BD, m_t)                                       # [BC, BD]
@@ -116,13 +115,19 @@ def pairs_kernel(
             dx += product(tl.trans(A), y, DT, PREC)
 
     if REVERSE:
-        Y = load_state(p_out, i_c, H, i_h, M, D, BM, BD)                                            # [BD, BM]
-        span = after(BC)
-        f_out = tl.exp(span_sums(span, g, EXACT))
-        taken = f_out * product(x, Y, DT, PREC)                                           # [BC, BM]
-        dx += product(w * f_out, tl.trans(Y), DT, PREC)
-        through = tl.exp(tl.sum(g, 0)) * tl.sum(X.to(tl.float32) * Y.to(tl.float32), 0)
-        dg += product(tl.trans(span.to(tl.float32)), w * taken, DT, PREC) + through[None, :] - tl.exp(g) * (dw + taken)
+        dg -= tl.exp(g) * dw
+        if LEAVE:
+            Y = load_state(p_out, i_c, H, i_h, M, D, BM, BD)                                        # [BD, BM]
+            span = after(BC)
+            f_out = tl.exp(span_sums(span, g, EXACT))
+            taken = f_out * product(x, Y, DT, PREC)                                                 # [BC, BM]
+            dx += product(w * f_out, tl.trans(Y), DT, PREC)
+            through = tl.exp(tl.sum(g, 0)) * tl.sum(X.to(tl.float32) * Y.to(tl.float32), 0)
+            dg += product(tl.trans(span.to(tl.float32)), w * taken, DT, PREC) + through[None, :] - tl.exp(g) * taken
+        else:
+            dx += load_rows(p_dx, token, H, i_h, D, BD, m_t).to(tl.float32)
+        if ADD:
+            dg += load_rows(p_dg, token, H, i_h, M, BM, m_t)
         store_rows(p_dx, dx, token, H, i_h, D, BD, m_t)
         store_rows(p_dg, dg, token, H, i_h, M, BM, m_t)
 
@@ -130,9 +135,11 @@ def pairs_kernel(
 def chunk_pairs(
     a: Tensor | None, y: Tensor | None, x: Tensor, g: Tensor, entry: Tensor, steep: Tensor, work: Work, *, scale: float = 1.0,
     excl: bool = False, s: Tensor | None = None, o: Tensor | None = None, leaving: Tensor | None = None, dx: Tensor | None = None,
-    dg: Tensor | None = None,
+    dg: Tensor | None = None, add: bool = False,
 ) -> None:
     """Fill those of s [tokens, HQ, M], o [tokens, HQ, D], dx [tokens, H, D] with dg [tokens, H, M] that are given.
+
+    add: dg is added to; dx is added to where `leaving` is not given.
 
     a [tokens, HQ, M] read weights, y [tokens, HQ, D] queries, x [tokens, H, D], g [tokens, H, M], entry and leaving [chunks, H, D, M].
     """
@@ -143,4 +150,5 @@ def chunk_pairs(
         pairs_kernel[(plan.chunks, H)](
             *pointers, steep, plan.start, plan.length, scale, H, R=HQ // H, M=M, D=D, BC=tiles.BC, BM=tiles.BM(M), BD=tiles.BD(D),
             **tiles.precision, LOG=tiles.BC.bit_length() - 1, EXCL=excl, SCORES=s is not None, VALUES=o is not None,
-            REVERSE=dx is not None, CHUNKS=chunks, num_warps=WARPS, num_stages=1)
+            REVERSE=dx is not None, LEAVE=leaving is not None, ADD=add, CHUNKS=chunks, num_warps=tiles.warps(M, D),
+            num_stages=1)

@@ -71,6 +71,15 @@ class Tiles(NamedTuple):
     def state_dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
 
+    def warps(self, M: int, *D: int) -> int:
+        """Warps of a program that holds states [D, M]."""
+        return 4 if self.BM(M) * max(self.BD(d) for d in D) <= 64 * 128 else 8
+
+    @property
+    def stages(self) -> int:
+        """How far ahead a walk over chunks loads: one chunk, but float32 has no room for it in shared memory."""
+        return 1 if self.dtype == torch.float32 else 2
+
     @property
     def paths(self) -> tuple[int, ...]:
         """Launches of a chunk kernel: see ALL, GENTLE and STEEP in maps.py. One reference costs float32 some digits, so it takes levels."""

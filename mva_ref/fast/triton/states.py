@@ -10,22 +10,20 @@ from torch import Tensor
 from .maps import after, before, load_gates, load_rows, product, span_sums, state_offsets, write_weights
 from .plan import Work
 
-WARPS, STAGES = 4, 2
-
 
 @triton.jit
 def states_kernel(
-    p_x, p_a, p_x2, p_a2, p_g, p_entry, p_entry2, p_states, p_states2, p_end, p_end2, p_total, p_steep, p_segment, p_start, p_length,
-    scale, H,
+    p_x, p_a, p_x2, p_a2, p_more, p_more_x, p_more_x2, p_g, p_entry, p_entry2, p_states, p_states2, p_end, p_end2, p_total, p_steep,
+    p_segment, p_start, p_length, scale, H,
     R: tl.constexpr, M, D, D2, BC: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr,
     BD2: tl.constexpr, DT: tl.constexpr, PREC: tl.constexpr, EXACT: tl.constexpr, REVERSE: tl.constexpr, EXCL: tl.constexpr,
-    LOCAL: tl.constexpr, TWO: tl.constexpr,
+    LOCAL: tl.constexpr, TWO: tl.constexpr, MORE: tl.constexpr, MORE_EXCL: tl.constexpr,
 ):
     """One segment of chunks, one KV head: the states of x and, with TWO, of x2, which share the gates.
 
     Forward:  S <- exp(sum g) S + sum_i (w_i exp(sum of g after i)) (x) x_i
     REVERSE:  S <- exp(sum g) S + sum_t (scale a_t exp(sum of g up to t)) (x) x_t, last chunk first, over the R query heads of the group;
-              scale belongs to a alone
+              scale belongs to a alone; with MORE, over one more read of both by each KV head
     LOCAL starts from zero and stores what the segment adds and its total decay; otherwise every chunk's entry state is stored.
     """
     i_s, i_h = tl.program_id(0), tl.program_id(1)
@@ -59,12 +57,17 @@ def states_kernel(
         total += decay
         if REVERSE:
             f = tl.exp(span_sums(before(BC, EXCL), g, EXACT))
-            for r in tl.static_range(R):
+            for r in range(0, R):
                 a = scale * f * load_rows(p_a, token, H * R, i_h * R + r, M, BM, m_t).to(tl.float32)   # [BC, BM]
                 S += product(tl.trans(load_rows(p_x, token, H * R, i_h * R + r, D, BD, m_t)), a, DT, PREC)
                 if TWO:
                     a2 = f * load_rows(p_a2, token, H * R, i_h * R + r, M, BM, m_t).to(tl.float32)
                     S2 += product(tl.trans(load_rows(p_x2, token, H * R, i_h * R + r, D2, BD2, m_t)), a2, DT, PREC)
+            if MORE:
+                f_more = tl.exp(span_sums(before(BC, MORE_EXCL), g, EXACT))
+                more = f_more * load_rows(p_more, token, H, i_h, M, BM, m_t).to(tl.float32)
+                S += product(tl.trans(load_rows(p_more_x, token, H, i_h, D, BD, m_t)), more, DT, PREC)
+                S2 += product(tl.trans(load_rows(p_more_x2, token, H, i_h, D2, BD2, m_t)), more, DT, PREC)
         else:
             if not LOCAL:
                 half = tl.sum(tl.where((o_c <= BC // 2)[:, None], g, 0.0), 0)
@@ -107,14 +110,24 @@ class Borders(NamedTuple):
     end: Tensor
 
 
+class More(NamedTuple):
+    """One more read by each KV head: weights a [tokens, H, M], what it sends back to both states x [tokens, H, D], x2 [tokens, H, D2]."""
+
+    a: Tensor
+    x: Tensor
+    x2: Tensor
+    excl: bool
+
+
 def chunk_states(
     xs: list[Tensor], g: Tensor, initial: list[Tensor], work: Work, weights: list[Tensor] | None = None, scale: float = 1.0,
-    excl: bool = False,
+    excl: bool = False, more: More | None = None,
 ) -> tuple[list[Borders], Tensor]:
     """Border states of one or two tensors that share their gates, and how steep the gates [chunks, H] of each chunk are.
 
     xs [tokens, H, D], g [tokens, H, M], initial [N, H, D, M]: states that x was written to, from first to last token.
-    With weights [tokens, HQ, M] and xs [tokens, HQ, D]: gradients of the states, from last to first token; scale is for the first.
+    With weights [tokens, HQ, M] and xs [tokens, HQ, D]: gradients of the states, from last to first token; scale is for the first, and
+    `more` is one more read of both.
     """
     (plan, tiles), (_, H, M), reverse, two = work, g.shape, weights is not None, len(xs) == 2
     D, R = [x.shape[-1] for x in xs], xs[0].shape[1] // H
@@ -128,10 +141,11 @@ def chunk_states(
     def walk(local: bool) -> None:
         if plan.segments:
             states_kernel[(plan.segments, H)](
-                xs[0], a[0], xs[-1], a[-1], g, entries[0], entries[-1], states[0], states[-1], ends[0], ends[-1], total, steep,
+                xs[0], a[0], xs[-1], a[-1], *(more[:3] if more else (g, g, g)), g, entries[0], entries[-1], states[0], states[-1], ends[0],
+                ends[-1], total, steep,
                 plan.segment, plan.start, plan.length, scale, H, R=R, M=M, D=D[0], D2=D[-1], BC=tiles.BC, BM=tiles.BM(M), BD=tiles.BD(D[0]),
-                BD2=tiles.BD(D[-1]) if two else 16, **tiles.precision, REVERSE=reverse, EXCL=excl, LOCAL=local, TWO=two, num_warps=WARPS,
-                num_stages=STAGES)
+                BD2=tiles.BD(D[-1]) if two else 16, **tiles.precision, REVERSE=reverse, EXCL=excl, LOCAL=local, TWO=two,
+                MORE=more is not None, MORE_EXCL=more is not None and more.excl, num_warps=tiles.warps(M, *D), num_stages=tiles.stages)
 
     walk(local=True)
     for x0, end, entry, final, d in zip(initial, ends, entries, finals, D, strict=True):

@@ -37,7 +37,7 @@ study: $(VENV)/installed-models
 	@report=$$(ls -t results/report.* results/*/report.* 2>/dev/null | head -n 1); test -z "$$report" || echo "Report: $(CURDIR)/$$report"
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)

@@ -6,7 +6,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .maps import before, elsewhere, level, load_gates, load_rows, load_state, one_reference, product, span_sums, store_rows, write_weights
+from .maps import (
+    before,
+    elsewhere,
+    level,
+    load_gates,
+    load_rows,
+    load_state,
+    one_reference,
+    own_share,
+    product,
+    span_sums,
+    store_rows,
+    write_weights,
+)
 from .plan import Work
 
 
@@ -40,7 +53,7 @@ def read_matrix(
     t, i = tl.arange(0, BC)[:, None], tl.arange(0, BC)[None, :]
     A = tl.zeros([BC, BC], tl.float32)
     if not EXCL:
-        A += tl.where(t == i, tl.sum(a * w, 1)[:, None], 0.0)
+        A += tl.where(t == i, own_share(a, w), 0.0)
     if CHUNKS == 1:
         f_q, f_k = one_reference(g, sums, BC, EXCL)
         A += tl.where(i < t, product(a * f_q, tl.trans(w * f_k), DT, PREC), 0.0)

@@ -13,19 +13,25 @@ from ...frame import tree_map
 from ...types import ArgumentError, Output, SlotState, has_mass
 from ..chunk.reading import Perceptron
 from ..compose import Attended, Options, Read, groups, read_levels, silent
-from .ops import slot_attention, slot_scores, slot_values
-from .plan import Tiles, Work, plan
+from .attention import slot_attention
+from .ops import slot_scores, slot_values
 
 AHEAD, BACK = 64, 32  # tokens of a chunk: what keeps the kernels within their registers
 WIDE = 32             # at most as many where products are of four bytes: what keeps them within shared memory
 
 
 class Call(NamedTuple):
-    """What all kernels of one call share. ends: where each sequence ends along the joined tokens, 0 first."""
+    """What all operations of one call share.
+
+    ends    where each sequence ends along the joined tokens, 0 first
+    ahead, back     tokens of a chunk, forward and backward
+    kind    the dtype of the tokens
+    """
 
     ends: tuple[int, ...]
-    ahead: Work
-    back: Work
+    ahead: int
+    back: int
+    kind: torch.dtype
 
     def level(self, g: Tensor) -> "TritonLevel":
         """The engine of mva_ref.fast.compose."""
@@ -39,11 +45,11 @@ class TritonLevel:
         self.g, self.call = g, call
 
     def scores(self, q: Tensor, k: Tensor, K0: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        s, end = slot_scores(q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1), self.g.flatten(0, 1), K0, *self.call[1:], scale)
+        s, end = slot_scores(q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1), self.g.flatten(0, 1), K0, *self.call, scale)
         return s.view(*q.shape[:-1], -1), end
 
     def values(self, p: Tensor, v: Tensor, V0: Tensor, before: bool = False) -> tuple[Tensor, Tensor]:
-        o, end = slot_values(p.flatten(2, 3).flatten(0, 1), v.flatten(0, 1), self.g.flatten(0, 1), V0, *self.call[1:], before)
+        o, end = slot_values(p.flatten(2, 3).flatten(0, 1), v.flatten(0, 1), self.g.flatten(0, 1), V0, *self.call, before)
         return o.view(*p.shape[:-1], -1), end
 
     def attend(
@@ -53,8 +59,8 @@ class TritonLevel:
         B, T, H, R, _ = q.shape
         b, r = (None if x is None else x.float().expand(B, T, H, R, -1).flatten(2, 3).flatten(0, 1) for x in (bias, low))
         o, lse, K, V, lost_k, lost_v = slot_attention(
-            q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), self.g.flatten(0, 1), b, r, K0, V0, *self.call[1:], scale,
-            lost)
+            q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), self.g.flatten(0, 1), b, r, K0, V0, *self.call, scale,
+            lost or "")
         left = (lost_k.view(k.shape), lost_v.view(v.shape)) if lost else None
         return Attended(o.view(B, T, H, R, -1), lse.view(B, T, H, R), K, V, left)
 
@@ -86,9 +92,8 @@ def kernel_form(f: Callable[..., Output]) -> Callable[..., Output]:
             raise ArgumentError('impl: "triton" computes in float32; wanted inputs in float32, bfloat16 or float16, or another impl')
         B, T = first.shape[:2]
         ends = tuple(n * T for n in range(B + 1)) if cu_seqlens is None else tuple(cu_seqlens.tolist())
-        heads = given["v"].shape[2]
-        sizes = (min(n, WIDE if first.dtype == torch.float32 else n) for n in (AHEAD, BACK))
-        call = Call(ends, *(Work(plan(ends, heads, n, first.device), Tiles(n, first.dtype)) for n in sizes))
+        most = WIDE if first.dtype == torch.float32 else AHEAD
+        call = Call(ends, min(AHEAD, most), min(BACK, most), first.dtype)
         tokens = {"q", "k", "v"}
         wide = {n: x if n in tokens else tree_map(lambda y: y.float() if y.is_floating_point() else y, x) for n, x in given.items()}
         with torch.autocast(first.device.type, enabled=False):
@@ -101,7 +106,7 @@ def kernel_form(f: Callable[..., Output]) -> Callable[..., Output]:
 
 def _fresh(call: Call, k: Tensor, v: Tensor, g_levels: Tensor, low_g: Tensor | None) -> SlotState:
     L, _, _, H, M = g_levels.shape
-    K, V = (x.new_zeros(call.ahead.plan.sequences, L, H, M, x.shape[-1], dtype=torch.float32) for x in (k, v))
+    K, V = (x.new_zeros(len(call.ends) - 1, L, H, M, x.shape[-1], dtype=torch.float32) for x in (k, v))
     return SlotState(K, V, torch.zeros_like(K[..., 0]), None if low_g is None else torch.zeros_like(V[:, 0]))
 
 

@@ -83,6 +83,15 @@ def write_weights(g, EXACT: tl.constexpr):
 
 
 @triton.jit
+def own_share(a, w):
+    """sum_c a_t[c] w_t[c], [BC, 1]: what a read finds of the token itself, w >= 0.
+
+    The select keeps the compiler from fusing product and sum, which gives the lanes that share a row different last bits.
+    """
+    return tl.sum(tl.where(w > 0, a * w, 0.0), 1)[:, None]
+
+
+@triton.jit
 def before(BC: tl.constexpr, EXCL: tl.constexpr):
     """span[t, j]: g_j lies between the chunk's entry and the read of token t (inclusive; EXCL: before the token's own gate)."""
     t, j = tl.arange(0, BC)[:, None], tl.arange(0, BC)[None, :]

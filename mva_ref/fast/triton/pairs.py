@@ -13,6 +13,7 @@ from .maps import (
     load_rows,
     load_state,
     one_reference,
+    own_share,
     product,
     span_sums,
     store_rows,
@@ -72,7 +73,7 @@ def pairs_kernel(
                 own = tl.sum(tl.where(diagonal, yx, 0.0), 1)
                 s += own[:, None] * w
             if VALUES or REVERSE:
-                A += tl.where(diagonal, tl.sum(a * w, 1)[:, None], 0.0)
+                A += tl.where(diagonal, own_share(a, w), 0.0)
             if REVERSE:
                 dw += own[:, None] * a
         if CHUNKS == 1:
